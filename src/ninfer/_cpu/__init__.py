@@ -1,0 +1,1 @@
+"""Ops and Device on the host: NumPy and Numba."""

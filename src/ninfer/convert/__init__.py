@@ -1,0 +1,1 @@
+"""Checkpoints (safetensors) become artifacts: sources, recipes, quantisers."""

@@ -1,0 +1,123 @@
+"""Every error the library raises on purpose. One root, one line of text: what, where, why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ninfer.results import GenerationResult
+
+
+class NinferError(Exception):
+    """Root of all errors raised by this package.
+
+    ``partial`` is the :class:`~ninfer.GenerationResult` with what was committed, when the error ended a
+    request that had started; otherwise ``None``.
+    """
+
+    partial: GenerationResult | None = None
+
+
+class ArtifactError(NinferError):
+    """A malformed or unsupported artifact. ``path`` is the file's name, ``where`` the place inside it."""
+
+    def __init__(self, message: str, *, path: str = "", where: str = "") -> None:
+        self.path = path
+        self.where = where
+        self.reason = message
+        place = ": ".join(part for part in (path, where) if part)
+        super().__init__(f"{place}: {message}" if place else message)
+
+
+class ConversionError(NinferError):
+    """A checkpoint that cannot become an artifact. ``tensor`` names the tensor or file at fault."""
+
+    def __init__(self, message: str, *, tensor: str = "") -> None:
+        self.tensor = tensor
+        self.reason = message
+        super().__init__(f"{tensor}: {message}" if tensor else message)
+
+
+class InvalidRequest(NinferError):
+    """A value refused before anything was mutated. ``field`` names it, e.g. ``"sampling.top_p"``."""
+
+    def __init__(self, message: str, *, field: str = "") -> None:
+        self.field = field
+        self.reason = message
+        super().__init__(f"{field}: {message}" if field else message)
+
+
+class ContextOverflow(InvalidRequest):
+    """The prompt is longer than the engine's context. Both numbers are tokens."""
+
+    def __init__(self, prompt_tokens: int, limit: int) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.limit = limit
+        super().__init__(f"{prompt_tokens} tokens exceed max_context {limit}", field="prompt")
+
+
+class ToolContractError(InvalidRequest):
+    """A tool declaration that cannot be honoured. ``pointer`` is a JSON Pointer into its declaration."""
+
+    def __init__(self, message: str, *, tool: str = "", pointer: str = "", field: str = "tools") -> None:
+        self.tool = tool
+        self.pointer = pointer
+        place = f"tool {tool!r}{' at ' + pointer if pointer else ''}: " if tool else ""
+        super().__init__(place + message, field=field)
+
+
+class Overloaded(NinferError):
+    """The engine already holds ``max_outstanding`` requests."""
+
+
+class QueueTimeout(NinferError):
+    """The request waited longer than ``queue_timeout`` seconds for a lane."""
+
+
+class DeadlineExceeded(NinferError):
+    """The request did not finish within its ``timeout`` seconds."""
+
+
+class Cancelled(NinferError):
+    """The request was cancelled before it produced a result the caller can use."""
+
+
+class ConstraintDeadEnd(NinferError):
+    """A row reached a state in which no token is legal. Other rows of the batch go on."""
+
+    def __init__(self, message: str = "no legal token", *, position: int = -1) -> None:
+        self.position = position
+        super().__init__(message)
+
+
+class DeviceError(NinferError):
+    """The device refused or failed an operation."""
+
+
+class OutOfDeviceMemory(DeviceError):
+    """The plan does not fit. ``plan`` maps component names to bytes; ``free`` is what was available, bytes."""
+
+    def __init__(self, message: str, *, plan: dict[str, int] | None = None, free: int = 0) -> None:
+        self.plan = dict(plan or {})
+        self.free = free
+        super().__init__(message)
+
+
+class EngineFailed(NinferError):
+    """Shared physical state can no longer be explained; every request of the engine ends with this error."""
+
+    def __init__(self, message: str, *, cause: BaseException | None = None) -> None:
+        self.cause = cause
+        super().__init__(message)
+
+
+class EngineClosed(NinferError):
+    """The engine was closed, or is used in a process forked from its own."""
+
+
+class InvariantError(EngineFailed):
+    """A broken internal invariant: a bug. It fails the engine; it is never a miss, a wait or a retry."""
+
+
+class StaleHandle(InvariantError):
+    """An internal handle outlived the object it named."""

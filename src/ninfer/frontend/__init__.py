@@ -1,0 +1,1 @@
+"""Meaning of prompts and outputs: tokenizer, chat template, output channels, tool calls."""

@@ -1,0 +1,1 @@
+"""Protocol translation only; reaches the engine through its public API."""

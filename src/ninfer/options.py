@@ -1,0 +1,191 @@
+"""What a caller may choose: once for an engine, or for each request. Frozen, validated when constructed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from ninfer.errors import InvalidRequest
+
+ProgressCallback = Callable[[str, int, int], None]
+"""Called as ``callback(stage, done, total)`` from the thread that works; it must not raise."""
+
+
+def _refuse(message: str, name: str) -> InvalidRequest:
+    return InvalidRequest(message, field=name)
+
+
+def _integer(low: int, high: int | None = None, *, optional: bool = False) -> Callable[[Any, Any, Any], None]:
+    def check(_: Any, attribute: Any, value: Any) -> None:
+        if optional and value is None:
+            return
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise _refuse(f"expected an integer, got {value!r}", attribute.name)
+        if value < low or (high is not None and value > high):
+            bound = f">= {low}" if high is None else f"{low}..{high}"
+            raise _refuse(f"expected {bound}, got {value}", attribute.name)
+
+    return check
+
+
+def _real(
+    low: float, high: float, *, open_low: bool = False, optional: bool = False
+) -> Callable[[Any, Any, Any], None]:
+    def check(_: Any, attribute: Any, value: Any) -> None:
+        if optional and value is None:
+            return
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise _refuse(f"expected a finite number, got {value!r}", attribute.name)
+        if value > high or value < low or (open_low and value == low):
+            raise _refuse(f"expected {'(' if open_low else '['}{low}, {high}], got {value}", attribute.name)
+
+    return check
+
+
+def _choice(*allowed: Any) -> Callable[[Any, Any, Any], None]:
+    def check(_: Any, attribute: Any, value: Any) -> None:
+        if not any(value == a and type(value) is type(a) for a in allowed):
+            raise _refuse(f"expected one of {', '.join(map(repr, allowed))}, got {value!r}", attribute.name)
+
+    return check
+
+
+def _boolean(_: Any, attribute: Any, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise _refuse(f"expected a bool, got {value!r}", attribute.name)
+
+
+def _device(_: Any, attribute: Any, value: Any) -> None:
+    if value not in ("auto", "cpu"):
+        raise _refuse(f"expected 'auto' or 'cpu', got {value!r}", attribute.name)
+
+
+def _kv_capacity(_: Any, attribute: Any, value: Any) -> None:
+    if value != "auto":
+        _integer(1)(_, attribute, value)
+
+
+def _progress(_: Any, attribute: Any, value: Any) -> None:
+    if value is not None and not isinstance(value, bool) and not callable(value):
+        raise _refuse(f"expected None, a bool or a callable, got {value!r}", attribute.name)
+
+
+def _strings(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, Sequence):
+        raise _refuse(f"expected a string or a sequence of strings, got {value!r}", "stop")
+    return tuple(value)
+
+
+def _stop_strings(_: Any, attribute: Any, value: tuple[Any, ...]) -> None:
+    for i, item in enumerate(value):
+        if not isinstance(item, str) or not item:
+            raise _refuse(f"expected a non-empty string, got {item!r}", f"{attribute.name}[{i}]")
+        try:
+            item.encode()
+        except UnicodeEncodeError:
+            raise _refuse("lone surrogate", f"{attribute.name}[{i}]") from None
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, str | bytes) or not hasattr(value, "__iter__"):
+        raise _refuse(f"expected a sequence of token ids, got {value!r}", "stop_token_ids")
+    return tuple(value)
+
+
+def _token_ids(_: Any, attribute: Any, value: tuple[Any, ...]) -> None:
+    for i, item in enumerate(value):
+        if isinstance(item, bool) or not isinstance(item, int) or item < 0:
+            raise _refuse(f"expected a token id >= 0, got {item!r}", f"{attribute.name}[{i}]")
+
+
+def _sampling(_: Any, attribute: Any, value: Any) -> None:
+    if value is not None and not isinstance(value, SamplingParams):
+        raise _refuse(f"expected SamplingParams, got {value!r}", attribute.name)
+
+
+def _metadata(_: Any, attribute: Any, value: Any) -> None:
+    if value is not None and not isinstance(value, Mapping):
+        raise _refuse(f"expected a mapping, got {value!r}", attribute.name)
+
+
+@attrs.frozen(kw_only=True)
+class SamplingParams:
+    """How a token is drawn from its distribution (docs/sampling.md). ``None`` takes the engine's default.
+
+    temperature: >= 0; 0 is greedy. top_p: (0, 1]. top_k: 1..64, or 0 for the whole legal vocabulary.
+    min_p: [0, 1]. presence_penalty, frequency_penalty: [-2, 2], on this request's own generated tokens.
+    seed: 0..2**64-1; ``None`` draws a fresh one, reported in the result. Errors: InvalidRequest naming the field.
+    """
+
+    temperature: float | None = attrs.field(default=None, validator=_real(0.0, 100.0, optional=True))
+    top_p: float | None = attrs.field(default=None, validator=_real(0.0, 1.0, open_low=True, optional=True))
+    top_k: int | None = attrs.field(default=None, validator=_integer(0, 64, optional=True))
+    min_p: float | None = attrs.field(default=None, validator=_real(0.0, 1.0, optional=True))
+    presence_penalty: float | None = attrs.field(default=None, validator=_real(-2.0, 2.0, optional=True))
+    frequency_penalty: float | None = attrs.field(default=None, validator=_real(-2.0, 2.0, optional=True))
+    seed: int | None = attrs.field(default=None, validator=_integer(0, 2**64 - 1, optional=True))
+
+    def over(self, base: SamplingParams) -> SamplingParams:
+        """These parameters, with ``base`` where a field is ``None``."""
+        chosen = {a.name: getattr(self, a.name) for a in attrs.fields(SamplingParams)}
+        return attrs.evolve(base, **{k: v for k, v in chosen.items() if v is not None})
+
+
+@attrs.frozen(kw_only=True)
+class EngineOptions:
+    """Fixed when an engine starts. Errors: InvalidRequest naming the field.
+
+    device: "auto" or "cpu". max_concurrency: requests active at once, 1..8. max_context: tokens of one sequence,
+    default min(model, 32768). max_outstanding: waiting + active + unread results. queue_timeout: seconds a request
+    may wait for a lane. max_tokens: default output budget of a request, tokens. prefill_chunk: tokens of one prefill
+    unit. concurrent_prefill: admit while another request prefills. kv_capacity: tokens of the KV pool, or "auto"
+    (max_concurrency x max_context, at most 25 % of RAM). kv_dtype: "auto" (fp32 on CPU), "fp32" or "bf16".
+    progress: None (bars in a terminal or notebook), a bool, or ``callback(stage, done, total)``.
+    """
+
+    device: str = attrs.field(default="auto", validator=_device)
+    max_concurrency: int = attrs.field(default=4, validator=_integer(1, 8))
+    max_context: int | None = attrs.field(default=None, validator=_integer(1, optional=True))
+    max_outstanding: int = attrs.field(default=64, validator=_integer(1))
+    queue_timeout: float | None = attrs.field(
+        default=None, validator=_real(0.0, math.inf, open_low=True, optional=True)
+    )
+    max_tokens: int = attrs.field(default=1024, validator=_integer(0))
+    prefill_chunk: int | None = attrs.field(default=None, validator=_integer(1, 65536, optional=True))
+    concurrent_prefill: bool = attrs.field(default=False, validator=_boolean)
+    kv_capacity: int | str = attrs.field(default="auto", validator=_kv_capacity)
+    kv_dtype: str = attrs.field(default="auto", validator=_choice("auto", "fp32", "bf16"))
+    progress: bool | ProgressCallback | None = attrs.field(default=None, validator=_progress)
+
+
+@attrs.frozen(kw_only=True)
+class RequestOptions:
+    """Chosen per request. Errors: InvalidRequest naming the field.
+
+    max_tokens: output budget, tokens; ``None`` takes the engine's default; 0 returns at once, empty.
+    sampling: SamplingParams. stop: string or strings that end the content; the matched text is not published.
+    stop_token_ids: further ids that end the request. ignore_eos: do not end at the model's own stop ids.
+    thinking_stop: let stop strings also end the thinking channel. thinking_budget: tokens of thinking before the
+    canonical close is forced, >= 0. timeout: seconds for the whole request. logprobs: ``None``, or 0..20
+    alternatives beside each emitted token. metadata: kept with the handle, never read.
+    """
+
+    max_tokens: int | None = attrs.field(default=None, validator=_integer(0, optional=True))
+    sampling: SamplingParams | None = attrs.field(default=None, validator=_sampling)
+    stop: tuple[str, ...] = attrs.field(default=(), converter=_strings, validator=_stop_strings)
+    stop_token_ids: tuple[int, ...] = attrs.field(default=(), converter=_ids, validator=_token_ids)
+    ignore_eos: bool = attrs.field(default=False, validator=_boolean)
+    thinking_stop: bool = attrs.field(default=False, validator=_boolean)
+    thinking_budget: int | None = attrs.field(default=None, validator=_integer(0, optional=True))
+    timeout: float | None = attrs.field(default=None, validator=_real(0.0, math.inf, open_low=True, optional=True))
+    logprobs: int | None = attrs.field(default=None, validator=_integer(0, 20, optional=True))
+    metadata: Mapping[str, Any] | None = attrs.field(default=None, validator=_metadata)

@@ -1,0 +1,1 @@
+"""The physical plane: sequences, KV and state stores, plans, model transactions."""

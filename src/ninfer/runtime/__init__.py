@@ -1,0 +1,1 @@
+"""The control plane: worker, request records, scheduler, resource manager."""
