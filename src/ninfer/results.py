@@ -170,5 +170,3 @@ class GenerationResult:
 
 Event = GenerationStart | Delta | ToolCallEvent | GenerationResult
 """What a handle yields, in order; the last one is always a GenerationResult."""
-
-
