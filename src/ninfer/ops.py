@@ -190,17 +190,30 @@ class Ops(Protocol):
         ...
 
     def norm_project(
-        self, outs: Sequence[Buffer], x: Buffer, norm: Buffer | None, weights: Sequence[Matrix], eps: float
+        self,
+        outs: Sequence[Buffer],
+        x: Buffer,
+        norm: Buffer | None,
+        weights: Sequence[Matrix],
+        eps: float,
+        scratch: Buffer,
     ) -> None:
-        """outs[i] act [T, N_i] = u W_i^T with u = norm1(x, norm), or u = x where norm is None. norm: bf16 [K]."""
+        """outs[i] act [T, N_i] = u W_i^T with u = norm1(x, norm), or u = x where norm is None. norm: bf16 [K].
+        scratch: u8 of ``norm_scratch`` bytes."""
+        ...
+
+    def norm_scratch(self, tokens: int, cols: int) -> int:
+        """Scratch bytes ``norm_project`` and ``norm_swiglu`` need for up to ``tokens`` tokens of ``cols`` features."""
         ...
 
     def project_add(self, x: Buffer, y: Buffer, weight: Matrix, scale: Buffer | None = None) -> None:
         """x act [T, H] += s * (y W^T); y act [T, K]; scale f32 [T], or 1 everywhere."""
         ...
 
-    def norm_swiglu(self, out: Buffer, x: Buffer, norm: Buffer | None, gate: Matrix, up: Matrix, eps: float) -> None:
-        """out act [T, I] = silu(u G^T) * (u U^T), u as in norm_project."""
+    def norm_swiglu(
+        self, out: Buffer, x: Buffer, norm: Buffer | None, gate: Matrix, up: Matrix, eps: float, scratch: Buffer
+    ) -> None:
+        """out act [T, I] = silu(u G^T) * (u U^T), u and scratch as in norm_project."""
         ...
 
     def final_norm(self, out: Buffer, x: Buffer, norm: Buffer, index: Buffer | None, eps: float) -> None:
@@ -267,7 +280,8 @@ class Ops(Protocol):
         and every real column is recorded. A row with ``start == 0`` begins from zero state whatever its slot holds.
         Value head j uses key head j // (nv/nk)::
 
-            y[t] = silu(sum_j w[j] * c[t - taps + 1 + j]);  q = l2(q) / sqrt(dk);  k = l2(k);  l2(x) = x/sqrt(sum x^2 + 1e-6)
+            y[t] = silu(sum_j w[j] * c[t - taps + 1 + j])
+            q = l2(q) / sqrt(dk);  k = l2(k);  l2(x) = x / sqrt(sum x^2 + 1e-6)
             g = -exp(a_log) * softplus(a + dt_bias);  beta = sg(b)
             S *= exp(g);  d = beta * (v - S^T k);  S += k d^T;  o = S^T q;  out = norm0(o, norm) * silu(z)
         """
