@@ -82,6 +82,14 @@ class Cancelled(NinferError):
     """The request was cancelled before it produced a result the caller can use."""
 
 
+class RequestAborted(NinferError):
+    """An internal fault ended this request, and with it any that shared its batch. The engine goes on serving."""
+
+    def __init__(self, message: str, *, cause: BaseException | None = None) -> None:
+        self.cause = cause
+        super().__init__(message)
+
+
 class ConstraintDeadEnd(NinferError):
     """A row reached a state in which no token is legal. Other rows of the batch go on."""
 
