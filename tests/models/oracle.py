@@ -13,8 +13,17 @@ from transformers import Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5MoeTextConfig
 
-from ninfer.artifact import Artifact, Component, ResourceSpec, Use, encode, open_artifact, pack_members
-from ninfer.artifact import plan_directory, write_artifact
+from ninfer.artifact import (
+    Artifact,
+    Component,
+    ResourceSpec,
+    Use,
+    encode,
+    open_artifact,
+    pack_members,
+    plan_directory,
+    write_artifact,
+)
 from ninfer.models.qwen3_5.bind import RESOURCES
 from ninfer.models.qwen3_5.config import FULL, LINEAR, parse_text
 from ninfer.models.qwen3_5.geometries import text_geometry
@@ -33,8 +42,10 @@ def random_config(seed: int) -> dict[str, Any]:
 
     hk, ratio = pick((1, 3), (2, 3), (1, 5), (3, 4))
     nk, share = pick((1, 2), (2, 3), (3, 2), (1, 5))
-    head_dim, rotary = pick((24, (0.25, (1, 1, 1))), (32, (0.25, (2, 1, 1))), (40, (0.5, (4, 3, 3))), (20, (1.0, (4, 3, 3))))
-    moe = None if seed % 2 == 0 else pick((6, 2, 28, 44), (12, 3, 20, 36), (5, 5, 24, 16))
+    head_dim, rotary = pick(
+        (24, (0.25, (1, 1, 1))), (32, (0.25, (2, 1, 1))), (40, (0.5, (4, 3, 3))), (20, (1.0, (4, 3, 3)))
+    )
+    moe = None if seed % 2 == 0 else pick((6, 2, 28, 44), (12, 3, 20, 36), (7, 4, 24, 16))
     layers = pick(3, 4, 5, 6)
     config = text_geometry(
         pick(52, 70, 84, 98), layers, heads=(hk * ratio, hk), gdn=(nk, nk * share),
@@ -54,7 +65,8 @@ def hugging_face(config: dict[str, Any], seed: int) -> torch.nn.Module:
     own = {k: v for k, v in config.items() if k not in ("architectures", "rope_parameters")}
     rope = config["rope_parameters"] | {"rope_type": "default", "mrope_interleaved": True}
     kind, cls = (Qwen3_5MoeTextConfig, Qwen3_5MoeForCausalLM) if moe else (Qwen3_5TextConfig, Qwen3_5ForCausalLM)
-    model = cls._from_config(kind(**own, rope_parameters=rope), attn_implementation="eager").eval()
+    hf = kind(**own, rope_parameters=rope)
+    model = cls._from_config(hf, attn_implementation="eager", experts_implementation="eager").eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, p in model.named_parameters():

@@ -105,9 +105,7 @@ class Runner:
         """One pass; logits [n, R] of each row's real columns."""
         packed = self.rows(rows)
         n = packed.B * packed.W
-        forward(
-            self.device.ops, self.model, self.ws, packed, self.kv, self.state, self.record if record else None
-        )
+        forward(self.device.ops, self.model, self.ws, packed, self.kv, self.state, self.record if record else None)
         final, scores = self.final.head(n, self.config.hidden_size), self.scores.head(n, self.config.vocab_size)
         hidden(self.device.ops, self.model, self.ws, None, final)
         logits(self.device.ops, self.model, final, scores)

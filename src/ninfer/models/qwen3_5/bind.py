@@ -171,9 +171,7 @@ def _block(load: _Loader, config: TextConfig, p: str, kind: str) -> Block:
 
 def _attention(load: _Loader, p: str) -> AttentionWeights:
     query, key, value, gate, output = load.matrices(p, ("query", "key", "value", "gate", "output"))
-    return AttentionWeights(
-        query, key, value, gate, output, load.vector(f"{p}query_norm"), load.vector(f"{p}key_norm")
-    )
+    return AttentionWeights(query, key, value, gate, output, load.vector(f"{p}query_norm"), load.vector(f"{p}key_norm"))
 
 
 def _gdn(load: _Loader, p: str) -> GdnWeights:
@@ -189,7 +187,9 @@ def _swiglu(load: _Loader, p: str) -> DenseWeights:
 
 
 def _moe(load: _Loader, p: str, experts: int) -> MoeWeights:
-    gate, up, down = (load.matrices(p, [f"experts/{e}/{name}" for e in range(experts)]) for name in ("gate", "up", "down"))
+    gate, up, down = (
+        load.matrices(p, [f"experts/{e}/{name}" for e in range(experts)]) for name in ("gate", "up", "down")
+    )
     router, shared_score = load.matrices(p, ("router", "shared_score"))
     return MoeWeights(router, shared_score, Bank(gate, up, down), _swiglu(load, f"{p}shared/"))
 

@@ -56,7 +56,10 @@ def plan_workspace(config: TextConfig, scope: Scope, device: Device, tokens: int
     queries, keys = (s.hq * s.hd, s.hk * s.hd) if s else (1, 1)
     nv, gdn_keys, gdn_values = (g.nv, g.nk * g.dk, g.nv * g.dv) if g else (1, 1, 1)
     scratch = max(
-        device.ops.attention_scratch(tokens, context, s) if s else 0, device.ops.gdn_scratch(tokens, g) if g else 0, 1
+        device.ops.norm_scratch(tokens, H),
+        device.ops.attention_scratch(tokens, context, s) if s else 0,
+        device.ops.gdn_scratch(tokens, g) if g else 0,
+        1,
     )
 
     def rows(*shape: int, dtype: str = device.activation) -> Buffer:
@@ -65,9 +68,7 @@ def plan_workspace(config: TextConfig, scope: Scope, device: Device, tokens: int
     routing = None
     if not isinstance(ffn, Dense):
         k = ffn.selected
-        routing = Routing(
-            rows(H), rows(k, dtype="i32"), rows(k, dtype="f32"), rows(dtype="f32"), rows(k, ffn.width)
-        )
+        routing = Routing(rows(H), rows(k, dtype="i32"), rows(k, dtype="f32"), rows(dtype="f32"), rows(k, ffn.width))
     return Workspace(
         x=rows(H),
         query=rows(max(queries, gdn_keys)),
@@ -106,7 +107,7 @@ def forward(
             _attention(ops, model.config, block, block.mixer, ws, x, rows, kv[full])
             full += 1
         else:
-            _gdn(ops, model.config, block, block.mixer, ws, x, rows, state[linear], record and record[linear])
+            _gdn(ops, model.config, block, block.mixer, ws, x, rows, state[linear], record[linear] if record else None)
             linear += 1
         _ffn(ops, model.config, block, ws, x)
 
@@ -143,7 +144,7 @@ def _attention(
     assert s is not None
     q, gate, out = (lane.head(T, s.hq * s.hd) for lane in (ws.query, ws.gate, ws.mixed))
     k, v = (lane.head(T, s.hk * s.hd) for lane in (ws.key, ws.value))
-    ops.norm_project((q, k, v, gate), x, block.input_norm, (w.query, w.key, w.value, w.gate), config.eps)
+    ops.norm_project((q, k, v, gate), x, block.input_norm, (w.query, w.key, w.value, w.gate), config.eps, ws.scratch)
     ops.attention_prepare(q, k, v, w.query_norm, w.key_norm, kv, rows, s, config.eps)
     ops.attention(out, q, gate, kv, rows, s, ws.scratch)
     ops.project_add(x, out, w.output)
@@ -165,7 +166,8 @@ def _gdn(
     q, k = (lane.head(T, g.nk * g.dk) for lane in (ws.query, ws.key))
     v, z, out = (lane.head(T, g.nv * g.dv) for lane in (ws.value, ws.gate, ws.mixed))
     a, b = (lane.head(T, g.nv) for lane in (ws.a, ws.b))
-    ops.norm_project((q, k, v, z, a, b), x, block.input_norm, (w.query, w.key, w.value, w.z, w.a, w.b), config.eps)
+    weights = (w.query, w.key, w.value, w.z, w.a, w.b)
+    ops.norm_project((q, k, v, z, a, b), x, block.input_norm, weights, config.eps, ws.scratch)
     ops.gdn(
         out, (q, k, v), z, a, b, w.convolution, w.a_log, w.dt_bias, w.norm, state, record, rows, g, config.eps,
         ws.scratch,
@@ -191,7 +193,7 @@ def _swiglu(
     scale: Buffer | None = None,
 ) -> None:
     product = ws.product.head(x.shape[0], w.gate.rows)
-    ops.norm_swiglu(product, u, norm, w.gate, w.up, config.eps)
+    ops.norm_swiglu(product, u, norm, w.gate, w.up, config.eps, ws.scratch)
     ops.project_add(x, product, w.down, scale)
 
 
