@@ -132,7 +132,9 @@ def test_support_and_logprobs_match_the_oracle(seed, vocab, top_k, temperature, 
     params = {"temperature": temperature, "top_p": top_p, "min_p": min_p, "top_k": top_k,
               "presence": penalty[0], "frequency": penalty[1]}  # fmt: skip
     alternatives = min(20, vocab)
-    token, logprob, alt_ids, alt_lp = run(z, legal, counts, params, seed=seed, indices=range(8), alternatives=alternatives)
+    token, logprob, alt_ids, alt_lp = run(
+        z, legal, counts, params, seed=seed, indices=range(8), alternatives=alternatives
+    )
     # fp32 rounding may move a cut by one candidate, so the support is checked against slightly looser limits.
     loose = params | {"top_p": min(1.0, top_p * (1 + 1e-5) + 1e-6), "min_p": min_p * (1 - 1e-5)}
     assert set(token) <= set(oracle(z, legal, counts, **loose)[0])

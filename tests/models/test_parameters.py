@@ -123,7 +123,7 @@ def test_reals_round_to_binary32() -> None:
     [
         ("hidden_size", MISSING), ("hidden_size", 1.0), ("hidden_size", True), ("hidden_size", 0),
         ("rms_norm_eps", 1e-60), ("rms_norm_eps", float("inf")), ("rms_norm_eps", 10**400), ("rms_norm_eps", "1e-6"),
-        ("vocab_size", 2**32), ("tie_word_embeddings", 1), ("architectures", ["Llama"]), ("architectures", "Qwen3_5ForCausalLM"),
+        ("vocab_size", 2**32), ("tie_word_embeddings", 1), ("architectures", ["Llama"]), ("architectures", "Q"),
         ("model_type", "qwen3_5_moe_text"), ("layer_types", ["full_attention"]), ("num_key_value_heads", 3),
         ("linear_num_value_heads", 3), ("linear_conv_kernel_dim", MISSING), ("intermediate_size", MISSING),
         ("num_experts", 4), ("surprise", None), ("rope_parameters", {"rope_theta": 1e7}), ("rope_parameters", 3),

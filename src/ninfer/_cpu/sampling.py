@@ -148,9 +148,7 @@ def draw(keys: Any, found: Any, temperature: Any, min_p: Any, top_p: Any, u: Any
 
 
 @njit(nogil=True)
-def log_normaliser(
-    logits: Any, masked: Any, mask: Any, counts: Any, presence: Any, frequency: Any, top: Any
-) -> Any:
+def log_normaliser(logits: Any, masked: Any, mask: Any, counts: Any, presence: Any, frequency: Any, top: Any) -> Any:
     """log sum exp of the legal, penalised logits (float64), given the largest."""
     total = 0.0
     for v in range(logits.shape[0]):
@@ -220,4 +218,3 @@ def count(counts: Any, lanes: Any, tokens: Any, width: Any) -> None:
 def sample_scratch(vocab: int) -> int:
     """Bytes of ``sample``'s scratch."""
     return vocab * 8
-

@@ -1,1 +1,11 @@
-"""Checkpoints (safetensors) become artifacts: sources, recipes, quantisers."""
+"""Checkpoints become artifacts.
+
+``hf_config`` reads ``config.json``, ``checkpoint`` the safetensors files; ``sources`` says where each parameter lies
+in them, ``quantised`` how it is stored there; ``planning`` decides formats, parents and offsets; ``streaming`` fills
+them in row blocks; ``resources`` are copied; ``convert`` runs it all.
+"""
+
+from ninfer.convert.convert import ConversionReport, convert
+from ninfer.models.qwen3_5.recipes import RECIPES
+
+__all__ = ["RECIPES", "ConversionReport", "convert"]
