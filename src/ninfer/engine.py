@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ninfer.artifact import ArtifactSource
     from ninfer.frontend import PreparedPrompt
 
-O = TypeVar("O", EngineOptions, RequestOptions)  # noqa: E741
+O = TypeVar("O", EngineOptions, RequestOptions)
 _INPUTS = (str, Chat, TextPrompt, TokenPrompt)
 
 
@@ -59,6 +59,7 @@ class Engine:
                 max_outstanding=chosen.max_outstanding,
                 teardown=instance.close,
             )
+            core.start()
         except BaseException:
             instance.close()
             raise
@@ -73,7 +74,6 @@ class Engine:
         self._defaults = instance.frontend.defaults
         self._core = core
         self._process = os.getpid()
-        core.start()
         weakref.finalize(self, core.request_close).atexit = False
 
     # -- life ------------------------------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ class Engine:
 
         with Meter("generate", total, self.options.progress, unit="request") as meter:
 
-            def close(result: GenerationResult, index: int) -> GenerationResult:
+            def done(result: GenerationResult, index: int) -> GenerationResult:
                 nonlocal tokens
                 tokens += result.usage.completion_tokens
                 meter(1, f"{tokens / max(time.monotonic() - began, 1e-9):.0f} tok/s")
@@ -313,7 +313,7 @@ class Engine:
                         except Exception as error:
                             failed = GenerationResult(finish_reason="error", error=error, metadata=options.metadata)
                             item = next(items, None)
-                            yield close(failed, index)
+                            yield done(failed, index)
                         else:
                             item = next(items, None)
                     while running and (full or item is None or not finished.empty()):
@@ -321,7 +321,7 @@ class Engine:
                         handle = running.pop(index, None)
                         if handle is not None:  # a watcher may be called twice
                             full = False
-                            yield close(handle._final(), index)
+                            yield done(handle._final(), index)
             finally:
                 for handle in running.values():
                     handle.close()
@@ -342,7 +342,7 @@ class Engine:
 
     def _empty(self, prompt: PreparedPrompt, options: RequestOptions, sampling: SamplingSpec) -> GenerationHandle:
         """A request for no output: it never reaches the worker."""
-        response = Response(bool, bool)
+        response = Response(lambda: None, lambda: None)
         response.complete(
             GenerationResult(
                 logprobs=None if options.logprobs is None else (),

@@ -1,4 +1,4 @@
-"""GenerationHandle: one request as its caller holds it. Reads events and sets flags; never touches the engine's state."""
+"""GenerationHandle: one request as its caller holds it. It reads events and sets flags, and never calls Program."""
 
 from __future__ import annotations
 

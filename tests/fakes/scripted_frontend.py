@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
-
 from fakes.scripted_program import EOS, Faults
+
 from ninfer.contract import PrefixIdentity, PromptDigest
 from ninfer.errors import InvalidRequest, InvariantError
 from ninfer.inputs import Chat, TextPrompt, TokenPrompt
@@ -28,7 +28,7 @@ def text_of(token: int) -> str:
 class Prompt:
     tokens: np.ndarray
     identity: PrefixIdentity
-    digest: PromptDigest = PromptDigest(())
+    digest: PromptDigest = field(default_factory=lambda: PromptDigest(()))
     start_channel: str = "content"
     tools: tuple = ()
     boundaries: tuple[int, ...] = ()
@@ -117,7 +117,7 @@ class Session:
             self.token_ids.append(token)
             if self._thinking:
                 self.thinking_tokens += 1
-                self._thinking = token != CLOSE[0] and not (token == CLOSE[-1] and tokens == CLOSE)
+                self._thinking = token != (CLOSE[-1] if tokens == CLOSE else CLOSE[0])
                 shown = "" if token in CLOSE else text_of(token)
                 self.thinking += shown
                 events.append(Delta("thinking", shown, (token,), scores))

@@ -122,8 +122,8 @@ class ScriptedProgram:
         self._thread = self._thread or thread
         self._rule(thread == self._thread, f"{call} on another thread")
         self._rule(not self.closed, f"{call} after close")
-        broken = bool(self.faults.fired)
-        self._rule(broken or pending == (self._pending is not None), f"{call} while pending={self._pending is not None}")
+        busy = self._pending is not None
+        self._rule(bool(self.faults.fired) or pending == busy, f"{call} while a batch is pending: {busy}")
         self.faults.check(call, "before")
 
     def _get(self, handle: SequenceHandle) -> Sequence_:

@@ -9,6 +9,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from ninfer.contract import PendingBatch, ProgramPort, ResourcePlan, SequenceHandle, TransactionStatus
@@ -114,10 +115,10 @@ class Worker:
         """
         _attempt(self._abort_transaction)
         if self._pending is not None and not self._pending.spent:
-            _attempt(lambda batch=self._pending: self._program.abort_pending(batch))
+            _attempt(partial(self._program.abort_pending, self._pending))
         for row in self.active:
-            _attempt(lambda row=row: discard_row(row))
-            _attempt(lambda row=row: self._program.discard(row.sequence))
+            _attempt(partial(discard_row, row))
+            _attempt(partial(self._program.discard, _sequence(row)))
         self.resources.clear()
         self.active.clear()
         self.scheduler.waiting.clear()
