@@ -23,9 +23,7 @@ def decode(format: str, data: Bytes, shape: tuple[int, ...], rows: slice | None 
     """
     g = geometry(format, None, shape)
     if data.nbytes != g.nbytes:
-        raise ArtifactError(
-            f"{data.nbytes} bytes, {g.nbytes} expected for {format} {list(shape)}", where="bytes"
-        )
+        raise ArtifactError(f"{data.nbytes} bytes, {g.nbytes} expected for {format} {list(shape)}", where="bytes")
     if g.format.kind == "direct":
         whole = decode_elements(g, data, 0, g.elements).reshape(shape)
         return whole if rows is None else whole[rows]
@@ -74,9 +72,7 @@ def block_scales(g: Geometry, data: Bytes, rows: slice) -> Bytes:
     """E4M3 scale bytes ``[rows, groups]`` of an nvfp4 matrix in natural order."""
     assert g.scales is not None
     tiles = slice(rows.start - rows.start % 128, -(-rows.stop // 128) * 128)
-    natural = unswizzle_scales(
-        plane_view(data, g.scales, tiles).reshape(-1), tiles.stop - tiles.start, g.groups
-    )
+    natural = unswizzle_scales(plane_view(data, g.scales, tiles).reshape(-1), tiles.stop - tiles.start, g.groups)
     return natural[rows.start - tiles.start : rows.stop - tiles.start]
 
 

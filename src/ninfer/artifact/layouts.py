@@ -122,9 +122,7 @@ def _row(f: Format, shape: tuple[int, ...]) -> Geometry:
 def _block(f: Format, shape: tuple[int, ...]) -> Geometry:
     rows, columns = shape
     if rows % 128 or columns % 64:
-        raise ArtifactError(
-            f"nvfp4 needs rows in multiples of 128 and columns of 64, got {list(shape)}", where="shape"
-        )
+        raise ArtifactError(f"nvfp4 needs rows in multiples of 128 and columns of 64, got {list(shape)}", where="shape")
     codes = Plane(0, rows * columns // 2, columns // 2)
     scales = Plane(align_up(codes.nbytes, TENSOR_ALIGNMENT), rows * columns // 16, columns // 16)
     divisor = Plane(scales.offset + scales.nbytes, 4, 4)

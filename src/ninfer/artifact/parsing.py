@@ -31,9 +31,7 @@ _Objects = dict[str, TensorObject | ResourceObject]
 
 def parse_directory(root: Any, *, entry_name: str, artifact_id: str) -> Directory:
     """Check a parsed JSON directory completely and return it as values."""
-    _members(
-        root, "directory", ("components", "objects", "bindings", "uses", "files"), ("metadata", "provenance")
-    )
+    _members(root, "directory", ("components", "objects", "bindings", "uses", "files"), ("metadata", "provenance"))
     files = _files(root["files"], entry_name)
     payload = sum(entry.payload_bytes for entry in files)
     if payload > U64_MAX:

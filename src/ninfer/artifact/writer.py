@@ -206,9 +206,7 @@ def _check_duties(directory: Directory) -> None:
             for part in directory.bindings[use.parameter].parts:
                 record = directory.objects[part.object]
                 if isinstance(record, TensorObject) and record.format == "nvfp4":
-                    raise ArtifactError(
-                        f"AllowA4 of {use.parameter!r} needs a divisor", where=f"uses[{i}].auxiliaries"
-                    )
+                    raise ArtifactError(f"AllowA4 of {use.parameter!r} needs a divisor", where=f"uses[{i}].auxiliaries")
 
 
 def _flat(data: Buffer) -> memoryview:
