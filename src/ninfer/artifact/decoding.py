@@ -40,6 +40,8 @@ def decode_elements(g: Geometry, data: Bytes, begin: int, end: int) -> npt.NDArr
         words = data[begin * word : end * word].view(g.format.word)
         return bf16_to_f32(words) if g.format.name == "bf16" else words.copy()
     out = np.empty(end - begin, np.float32)
+    if begin == end:
+        return out
     first, last = begin // g.columns, -(-end // g.columns)
     width = max(g.columns, g.groups * g.format.group)
     step = max(128, _BLOCK // width // 128 * 128)  # whole swizzle tiles

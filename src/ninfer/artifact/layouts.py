@@ -136,7 +136,7 @@ def plane_view(data: Bytes, plane: Plane, rows: slice | None = None, dtype: str 
     """Rows of one plane of an object's bytes as ``[rows, words per row]``; a view, never a copy."""
     first, last = (0, plane.nbytes // plane.row_bytes) if rows is None else (rows.start, rows.stop)
     begin, end = plane.offset + first * plane.row_bytes, plane.offset + last * plane.row_bytes
-    return data[begin:end].view(dtype).reshape(last - first, -1)
+    return data[begin:end].view(dtype).reshape(last - first, plane.row_bytes // np.dtype(dtype).itemsize)
 
 
 def swizzle_scales(natural: npt.NDArray[Any]) -> Bytes:

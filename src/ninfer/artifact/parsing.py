@@ -170,7 +170,9 @@ def _shape(value: Any, where: str) -> tuple[int, ...]:
 
 def _components(value: Any, objects: _Objects) -> dict[str, Component]:
     components: dict[str, Component] = {}
-    for name, record in _object(value, "components").items():
+    if "text" not in _object(value, "components"):
+        _refuse("missing member 'text'", "components")
+    for name, record in value.items():
         where = f"components[{name!r}]"
         _identifier(name, "components")
         _members(record, where, ("config",), ("target", "resources", "proposal"))
@@ -190,8 +192,6 @@ def _components(value: Any, objects: _Objects) -> dict[str, Component]:
             proposal = _proposal(record["proposal"], f"{where}.proposal")
         config = _object(record["config"], f"{where}.config")
         components[name] = Component(config, target, resources, proposal)
-    if "text" not in components:
-        _refuse("missing member 'text'", "components")
     return components
 
 
