@@ -197,8 +197,7 @@ def _continued(
     whole = closed and region == content and before + region + after == clean and after.startswith(TURN_CLOSE)
     if not whole:
         raise InvalidRequest(
-            "the chat template does not keep this text as it is (outer white space, thinking tags), so it cannot "
-            "be continued",
+            "cannot be continued: the chat template changes it (outer white space, thinking tags)",
             field=f"{field}.content",
         )
     return before + region, content.replace(guard, "")

@@ -43,7 +43,8 @@ MAX_BITS = 4096
 MAX_SOURCE = 1 << 20
 
 _STEP = 8
-_LISTS = (list, tuple, type({}.keys()), type({}.values()), type({}.items()))
+_LISTS: tuple[Any, ...] = (list, tuple, type({}.keys()), type({}.values()), type({}.items()))
+_LOOPABLE: tuple[Any, ...] = (*_LISTS, str, dict, range)
 
 
 class TemplateLimit(TemplateRuntimeError):
@@ -315,7 +316,7 @@ def _charge_loop(_: Context, iterable: Any, per_item: int) -> Any:
     budget = _budget.get()
     if isinstance(iterable, Undefined):
         return iterable
-    if not isinstance(iterable, (*_LISTS, str, dict, range)):
+    if not isinstance(iterable, _LOOPABLE):
         raise TemplateRuntimeError(f"cannot loop over {type(iterable).__name__}")
     budget.spend(_STEP + len(iterable) * per_item)
     return iterable
@@ -348,8 +349,8 @@ def _literal_units(node: nodes.Node) -> int:
     return 1 + sum(len(text.data) for text in node.find_all(nodes.TemplateData)) // 8
 
 
-def _meter(node: nodes.Node) -> nodes.Node:
-    """Rewrite a parsed template, bottom up, so that loops, macros, ``~``, comparisons and slices are charged."""
+def _meter(node: Any) -> Any:
+    """Rewrite a parsed template so that its loops, macros, ``~``, comparisons and slices are charged."""
     if isinstance(node, _REFUSED):
         raise TemplateRuntimeError(f"{type(node).__name__.lower()} is not available to chat templates")
     for field, value in list(node.iter_fields()):
@@ -379,7 +380,7 @@ def _weighed(node: nodes.Expr) -> nodes.Expr:
     return node if isinstance(node, nodes.Const) else _through("_weigh", node, node.lineno)
 
 
-def _through(name: str, node: nodes.Expr, line: int, *args: nodes.Expr) -> nodes.Filter:
+def _through(name: str, node: Any, line: int, *args: nodes.Expr) -> nodes.Filter:
     return nodes.Filter(node, name, list(args), [], None, None, lineno=line)
 
 
@@ -415,7 +416,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.filters |= {
             "_loop": _charge_loop, "_text": _charge_text, "_weigh": _weigh_operand, "_concat": _concatenate,
         }  # fmt: skip
-        self.tests = {name: _metered_test(name, function) for name, function in TESTS.items()}
+        tests: Mapping[str, Any] = dict(TESTS)
+        self.tests = {name: _metered_test(name, function) for name, function in tests.items()}
 
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
         _meter(source)
@@ -447,7 +449,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             budget.weigh(result)
         return result
 
-    def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
         budget = _budget.get()
         budget.spend(_STEP)
         arguments = [*args, *(value for key, value in kwargs.items() if not key.startswith("_"))]
