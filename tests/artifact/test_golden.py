@@ -187,9 +187,7 @@ def test_nvfp4_encoder() -> None:
         ("nvfp4", (34816, 5120), 320, 89_128_960, 0, 11_141_120, 100_270_084),
     ],
 )
-def test_sizes(
-    format: str, shape: tuple[int, int], groups: int, base: int, high: int, scale: int, total: int
-) -> None:
+def test_sizes(format: str, shape: tuple[int, int], groups: int, base: int, high: int, scale: int, total: int) -> None:
     g = geometry(format, None, shape)
     assert (g.groups, g.codes.nbytes, g.high.nbytes if g.high else 0, g.nbytes) == (groups, base, high, total)
     assert g.scales is not None

@@ -69,7 +69,7 @@ def test_automatic_capacity_is_the_largest_that_fits(curve, S, C, Q, free, headr
         with pytest.raises(OutOfDeviceMemory) as caught:
             resolve_capacity(policy, S=S, C=C, Q=Q, layout_bytes=curve.__getitem__, free_bytes=free)
         assert caught.value.plan == {"total": curve[low]}
-        assert caught.value.free == free - headroom
+        assert caught.value.free == max(0, free - headroom)
         return
     profile, report = resolve_capacity(policy, S=S, C=C, Q=Q, layout_bytes=curve.__getitem__, free_bytes=free)
     assert profile.pages == {MAIN: max(fits)}

@@ -3,7 +3,7 @@
 From bytes upwards: ``formats`` (what a code means), ``layouts`` (where codes and scales lie), ``encoding``
 and ``decoding`` between numbers and stored bytes; ``directory`` (the values), ``jsontext`` and ``parsing``
 (the checks), ``framing`` and ``source`` (files, mapped and opened lazily), ``artifact`` (parameters by name);
-``planning`` and ``writer`` the other way.
+``planning`` and ``writer`` the other way; ``verification``, ``inspection`` and ``synthetic`` beside them.
 """
 
 from ninfer.artifact.artifact import Artifact, EncodedTensor
@@ -21,9 +21,12 @@ from ninfer.artifact.directory import (
 )
 from ninfer.artifact.encoding import encode, encode_rows, nvfp4_divisor
 from ninfer.artifact.formats import FORMATS, Format, format_of
+from ninfer.artifact.inspection import Inspection, inspect
 from ninfer.artifact.layouts import Geometry, Plane, geometry, plane_view, swizzle_scales, unswizzle_scales
 from ninfer.artifact.planning import ResourceSpec, TensorSpec, pack_members, plan_directory
 from ninfer.artifact.source import ArtifactFile, ArtifactSource, open_artifact
+from ninfer.artifact.synthetic import RandomTensor, SyntheticSource
+from ninfer.artifact.verification import Finding, verify
 from ninfer.artifact.writer import ArtifactWriter, write_artifact
 
 __all__ = [
@@ -37,13 +40,17 @@ __all__ = [
     "Directory",
     "EncodedTensor",
     "FileEntry",
+    "Finding",
     "Format",
     "Geometry",
+    "Inspection",
     "Part",
     "Plane",
     "Proposal",
+    "RandomTensor",
     "ResourceObject",
     "ResourceSpec",
+    "SyntheticSource",
     "TensorObject",
     "TensorSpec",
     "Use",
@@ -53,6 +60,7 @@ __all__ = [
     "encode_rows",
     "format_of",
     "geometry",
+    "inspect",
     "nvfp4_divisor",
     "open_artifact",
     "pack_members",
@@ -60,5 +68,6 @@ __all__ = [
     "plane_view",
     "swizzle_scales",
     "unswizzle_scales",
+    "verify",
     "write_artifact",
 ]

@@ -147,9 +147,16 @@ def _fp8_rows(first, last, values, bits, codes, scales, status):
         raw = np.float32(_float(largest) / np.float32(448.0))
         word = max(_round_bits(_bits(raw), np.uint32(16)), np.uint32(1))
         scales[row, 0] = np.uint16(word)
-        inverse = np.float32(1.0) / _float(word << np.uint32(16))
+        scale = _float(word << np.uint32(16))
+        inverse = np.float32(1.0) / scale
+        if _bits(inverse) == _INFINITY:  # a scale below 2**-128 has no binary32 reciprocal
+            for i in range(columns):
+                scaled[i] /= scale
+        else:
+            for i in range(columns):
+                scaled[i] *= inverse
         for i in range(columns):
-            scaled[i] = min(max(scaled[i] * inverse, np.float32(-448.0)), np.float32(448.0))
+            scaled[i] = min(max(scaled[i], np.float32(-448.0)), np.float32(448.0))
         for i in range(columns):
             sign = (words[i] >> np.uint32(24)) & np.uint32(128)
             codes[row, i] = np.uint8(_e4m3_word(words[i] & _MAGNITUDE) | sign)

@@ -1,7 +1,9 @@
-"""Parameters by name over a source: each object is checked when first used, and materialised once."""
+"""Parameters by name over a source: an object is checked when first used, and shared while anyone holds it."""
 
 from __future__ import annotations
 
+import math
+import weakref
 from typing import Any
 
 import attrs
@@ -42,7 +44,7 @@ class Artifact:
 
     def __init__(self, source: ArtifactSource) -> None:
         self.source = source
-        self._parents: dict[str, EncodedTensor] = {}
+        self._parents: weakref.WeakValueDictionary[str, EncodedTensor] = weakref.WeakValueDictionary()
 
     @property
     def directory(self) -> Directory:
@@ -66,7 +68,7 @@ class Artifact:
             actual = self._tensor(binding.parts[0].object).shape
             if actual != tuple(shape):
                 raise self._error(f"shape {list(actual)}, {list(shape)} expected", where)
-        elif binding.elements != (expected := int(np.prod(shape, dtype=object))):
+        elif binding.elements != (expected := math.prod(shape)):
             raise self._error(f"{binding.elements} elements, {expected} of {list(shape)} expected", where)
 
     def parts(self, name: str) -> list[tuple[EncodedTensor, int, int]]:
@@ -91,11 +93,12 @@ class Artifact:
 
     def parent(self, object_id: str) -> EncodedTensor:
         """A tensor object. Its format, layout, shape, size and alignment are checked here, on first use."""
-        if object_id not in self._parents:
+        tensor = self._parents.get(object_id)
+        if tensor is None:
             planned, record = self.geometry(object_id), self._tensor(object_id)
-            data = self.source.view(record.offset, record.nbytes)
-            self._parents[object_id] = EncodedTensor(object_id, planned, data)
-        return self._parents[object_id]
+            tensor = EncodedTensor(object_id, planned, self.source.view(record.offset, record.nbytes))
+            self._parents[object_id] = tensor
+        return tensor
 
     def decode(self, name: str | Binding, shape: tuple[int, ...] | None = None) -> npt.NDArray[Any]:
         """A parameter's values: float32 (int32 where stored so), in ``shape``.

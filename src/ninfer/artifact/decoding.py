@@ -23,9 +23,7 @@ def decode(format: str, data: Bytes, shape: tuple[int, ...], rows: slice | None 
     """
     g = geometry(format, None, shape)
     if data.nbytes != g.nbytes:
-        raise ArtifactError(
-            f"{data.nbytes} bytes, {g.nbytes} expected for {format} {list(shape)}", where="bytes"
-        )
+        raise ArtifactError(f"{data.nbytes} bytes, {g.nbytes} expected for {format} {list(shape)}", where="bytes")
     if g.format.kind == "direct":
         whole = decode_elements(g, data, 0, g.elements).reshape(shape)
         return whole if rows is None else whole[rows]
@@ -42,6 +40,8 @@ def decode_elements(g: Geometry, data: Bytes, begin: int, end: int) -> npt.NDArr
         words = data[begin * word : end * word].view(g.format.word)
         return bf16_to_f32(words) if g.format.name == "bf16" else words.copy()
     out = np.empty(end - begin, np.float32)
+    if begin == end:
+        return out
     first, last = begin // g.columns, -(-end // g.columns)
     width = max(g.columns, g.groups * g.format.group)
     step = max(128, _BLOCK // width // 128 * 128)  # whole swizzle tiles
@@ -74,9 +74,7 @@ def block_scales(g: Geometry, data: Bytes, rows: slice) -> Bytes:
     """E4M3 scale bytes ``[rows, groups]`` of an nvfp4 matrix in natural order."""
     assert g.scales is not None
     tiles = slice(rows.start - rows.start % 128, -(-rows.stop // 128) * 128)
-    natural = unswizzle_scales(
-        plane_view(data, g.scales, tiles).reshape(-1), tiles.stop - tiles.start, g.groups
-    )
+    natural = unswizzle_scales(plane_view(data, g.scales, tiles).reshape(-1), tiles.stop - tiles.start, g.groups)
     return natural[rows.start - tiles.start : rows.stop - tiles.start]
 
 

@@ -1,12 +1,11 @@
 """Numbers become stored bytes, by the canonical encoder of each format.
 
 * grouped: scale = fp16(max|x| / qmax) per group, code = round_half_even(x * fp32(1 / scale)), clamped.
-* ``fp8_e4m3fn_row_bf16``: input rounded to bfloat16; scale = bf16(max|x| / 448) per row, code = E4M3(x *
-  (1/scale)).
+* ``fp8_e4m3fn_row_bf16``: input rounded to bfloat16; scale = bf16(max|x| / 448) per row,
+  code = E4M3(x * fp32(1 / scale)), or of x / scale where 1 / scale overflows.
 * ``nvfp4``: divisor = 6 * 448 / max|W| over the matrix; per 16 columns scale = E4M3(max|x| * divisor / 6),
   codes are the E2M1 values nearest to x * divisor / scale.
-* direct: bfloat16 rounds to nearest even, binary32 keeps the bits, int32 refuses what is not a 32-bit
-  integer.
+* direct: bfloat16 rounds to nearest even, binary32 keeps the bits, int32 refuses what does not fit.
 
 Non-finite input to any but the direct formats is refused. A matrix can be encoded whole (:func:`encode`) or
 in row blocks (:func:`encode_rows`), with the same bytes.

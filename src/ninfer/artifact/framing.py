@@ -29,9 +29,7 @@ def entry_header(header: bytes) -> tuple[int, bytes]:
         raise ArtifactError("a continuation file; open the entry file instead", where="header.magic")
     if magic != ENTRY_MAGIC:
         if magic[:7] == ENTRY_MAGIC[:7] and magic[7] in (1, 2):
-            raise ArtifactError(
-                f"version {magic[7]} of the container; only version 3 is read", where="header.magic"
-            )
+            raise ArtifactError(f"version {magic[7]} of the container; only version 3 is read", where="header.magic")
         raise ArtifactError("not a .ninfer artifact", where="header.magic")
     return json_bytes, artifact_id
 

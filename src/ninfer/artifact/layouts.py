@@ -122,9 +122,7 @@ def _row(f: Format, shape: tuple[int, ...]) -> Geometry:
 def _block(f: Format, shape: tuple[int, ...]) -> Geometry:
     rows, columns = shape
     if rows % 128 or columns % 64:
-        raise ArtifactError(
-            f"nvfp4 needs rows in multiples of 128 and columns of 64, got {list(shape)}", where="shape"
-        )
+        raise ArtifactError(f"nvfp4 needs rows in multiples of 128 and columns of 64, got {list(shape)}", where="shape")
     codes = Plane(0, rows * columns // 2, columns // 2)
     scales = Plane(align_up(codes.nbytes, TENSOR_ALIGNMENT), rows * columns // 16, columns // 16)
     divisor = Plane(scales.offset + scales.nbytes, 4, 4)
@@ -138,7 +136,7 @@ def plane_view(data: Bytes, plane: Plane, rows: slice | None = None, dtype: str 
     """Rows of one plane of an object's bytes as ``[rows, words per row]``; a view, never a copy."""
     first, last = (0, plane.nbytes // plane.row_bytes) if rows is None else (rows.start, rows.stop)
     begin, end = plane.offset + first * plane.row_bytes, plane.offset + last * plane.row_bytes
-    return data[begin:end].view(dtype).reshape(last - first, -1)
+    return data[begin:end].view(dtype).reshape(last - first, plane.row_bytes // np.dtype(dtype).itemsize)
 
 
 def swizzle_scales(natural: npt.NDArray[Any]) -> Bytes:

@@ -31,9 +31,7 @@ _Objects = dict[str, TensorObject | ResourceObject]
 
 def parse_directory(root: Any, *, entry_name: str, artifact_id: str) -> Directory:
     """Check a parsed JSON directory completely and return it as values."""
-    _members(
-        root, "directory", ("components", "objects", "bindings", "uses", "files"), ("metadata", "provenance")
-    )
+    _members(root, "directory", ("components", "objects", "bindings", "uses", "files"), ("metadata", "provenance"))
     files = _files(root["files"], entry_name)
     payload = sum(entry.payload_bytes for entry in files)
     if payload > U64_MAX:
@@ -172,7 +170,9 @@ def _shape(value: Any, where: str) -> tuple[int, ...]:
 
 def _components(value: Any, objects: _Objects) -> dict[str, Component]:
     components: dict[str, Component] = {}
-    for name, record in _object(value, "components").items():
+    if "text" not in _object(value, "components"):
+        _refuse("missing member 'text'", "components")
+    for name, record in value.items():
         where = f"components[{name!r}]"
         _identifier(name, "components")
         _members(record, where, ("config",), ("target", "resources", "proposal"))
@@ -192,8 +192,6 @@ def _components(value: Any, objects: _Objects) -> dict[str, Component]:
             proposal = _proposal(record["proposal"], f"{where}.proposal")
         config = _object(record["config"], f"{where}.config")
         components[name] = Component(config, target, resources, proposal)
-    if "text" not in components:
-        _refuse("missing member 'text'", "components")
     return components
 
 

@@ -139,9 +139,7 @@ class ArtifactFile:
                     ("artifact_id", slice(16, 32)),
                 ):
                     if header[span] != expected[span]:
-                        raise ArtifactError(
-                            "not the continuation its entry file names", where=f"header.{place}"
-                        )
+                        raise ArtifactError("not the continuation its entry file names", where=f"header.{place}")
                 self._check_size(file, entry.payload_bytes, f"files[{index}].payload_bytes")
             except BaseException:
                 file.close()
@@ -173,9 +171,7 @@ class ArtifactFile:
             raise ArtifactError("the artifact is closed", path=self.name)
         total = self._begins[-1]
         if offset < 0 or nbytes < 0 or offset + nbytes > total:
-            raise ArtifactError(
-                f"range {offset} + {nbytes} leaves the payload of {total} bytes", path=self.name
-            )
+            raise ArtifactError(f"range {offset} + {nbytes} leaves the payload of {total} bytes", path=self.name)
         spans = []
         for index, begin in enumerate(self._begins[:-1]):
             a, b = max(offset, begin), min(offset + nbytes, self._begins[index + 1])

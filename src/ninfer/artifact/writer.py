@@ -6,6 +6,7 @@ continuations first, the entry last, so that an entry that exists is complete. N
 
 from __future__ import annotations
 
+import contextlib
 import os
 import uuid
 from collections.abc import Callable, Iterable
@@ -68,7 +69,7 @@ class ArtifactWriter:
 
     max_file_bytes: no file of the set grows beyond it. artifact_id: 16 bytes, random when None. Raises
     ArtifactError when the directory is not what a reader would accept, a use lacks its policy, a 4-bit
-    activation use of an nvfp4 weight lacks its divisor, or a target file exists.
+    activation use of an nvfp4 weight lacks its divisor, or a target file exists; OSError as the file system does.
     """
 
     def __init__(
@@ -89,7 +90,6 @@ class ArtifactWriter:
                 raise ArtifactError("exists already and is not replaced", path=final.name)
         suffix = f".{uuid.uuid4().hex[:8]}.tmp"
         self._temporaries = [final.with_name(f".{final.name}{suffix}") for final in self._finals]
-        self._created: list[Path] = []
         self._fds: list[int] = []
         self._begins = [0]
         self._starts = [payload_start(len(text))] + [PAGE] * (len(self._finals) - 1)
@@ -97,7 +97,6 @@ class ArtifactWriter:
         self._published = False
         try:
             for index, (name, entry) in enumerate(zip(self._temporaries, self.directory.files)):
-                self._created.append(name)
                 self._fds.append(os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
                 header = pack_header(PART_MAGIC, index, identity)
                 if index == 0:
@@ -130,10 +129,9 @@ class ArtifactWriter:
         for fd in self._fds:
             os.fsync(fd)
         for temporary, final in reversed(list(zip(self._temporaries, self._finals))):
-            # Claiming the name first makes the rename safe against a file that appeared meanwhile.
-            os.close(os.open(final, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
-            self._created.append(final)
-            os.replace(temporary, final)
+            _link_new(temporary, final)
+        for temporary in self._temporaries:
+            temporary.unlink(missing_ok=True)
         folder = os.open(self._finals[0].parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(folder)
@@ -144,10 +142,15 @@ class ArtifactWriter:
 
     def abort(self) -> None:
         """Remove whatever was created. Harmless after :meth:`publish`."""
+        if not self._published:
+            for fd, final in zip(self._fds, self._finals):
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(os.fstat(fd), os.lstat(final)):  # ours, not one that appeared meanwhile
+                        final.unlink()
+            for temporary in self._temporaries:
+                temporary.unlink(missing_ok=True)
         while self._fds:
             os.close(self._fds.pop())
-        while self._created and not self._published:
-            self._created.pop().unlink(missing_ok=True)
 
     def __enter__(self) -> ArtifactWriter:
         return self
@@ -190,7 +193,7 @@ def _serialise(directory: Directory, name: str, limit: int, identity: bytes) -> 
             files = tuple(FileEntry(part_name(name, i) if i else None, n) for i, n in enumerate(segments))
         try:
             text = dump_json(to_json(attrs.evolve(directory, files=files)))
-        except ValueError as error:  # a NaN in a config, a lone surrogate
+        except (TypeError, ValueError) as error:  # in a config: a NaN, a lone surrogate, a set
             raise ArtifactError(str(error), where="directory") from None
         if reserve and len(text) <= reserve:
             padded = text.ljust(reserve)
@@ -206,9 +209,19 @@ def _check_duties(directory: Directory) -> None:
             for part in directory.bindings[use.parameter].parts:
                 record = directory.objects[part.object]
                 if isinstance(record, TensorObject) and record.format == "nvfp4":
-                    raise ArtifactError(
-                        f"AllowA4 of {use.parameter!r} needs a divisor", where=f"uses[{i}].auxiliaries"
-                    )
+                    raise ArtifactError(f"AllowA4 of {use.parameter!r} needs a divisor", where=f"uses[{i}].auxiliaries")
+
+
+def _link_new(temporary: Path, final: Path) -> None:
+    """Give a file its final name unless something has that name."""
+    try:
+        os.link(temporary, final)
+    except FileExistsError:
+        raise ArtifactError("appeared meanwhile and is not replaced", path=final.name) from None
+    except OSError:  # a file system without hard links
+        if os.path.lexists(final):
+            raise ArtifactError("appeared meanwhile and is not replaced", path=final.name) from None
+        os.rename(temporary, final)
 
 
 def _flat(data: Buffer) -> memoryview:

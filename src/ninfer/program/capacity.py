@@ -78,7 +78,7 @@ def resolve_capacity(
             )
         budget = free_bytes
     else:
-        budget = free_bytes - policy.headroom_bytes
+        budget = max(0, free_bytes - policy.headroom_bytes)
         M = _largest(smallest, largest, layout_bytes, _limit(policy, budget, layout_bytes(smallest)))
     planned = layout_bytes(M)
     if planned > budget:

@@ -1,0 +1,166 @@
+"""The device side of every unit: what is submitted, in which order, and the few places where the host waits.
+
+Decode is two recordings per exact batch size, Forward and Finish, so that masks can be filled while Forward runs.
+"""
+
+from __future__ import annotations
+
+from ninfer.contract import Arena, Device, Graph
+from ninfer.program.frame import HostFrame, HostRows, end_of, input_fields, output_fields
+from ninfer.program.kv import ExecutionRows
+from ninfer.program.layout import PoolKind, pages
+from ninfer.program.memory import Memory, Shape
+
+
+class Units:
+    """Submits units and owns what they need on the host: two input frames, one output frame, mask words, graphs."""
+
+    def __init__(self, device: Device, arena: Arena, memory: Memory, shape: Shape, table: ExecutionRows) -> None:
+        self.device = device
+        self.arena = arena
+        self.memory = memory
+        self.table = table
+        fields, results = input_fields(shape.rows, shape.columns, pages(shape.context)), output_fields(shape.rows)
+        self._short, self._tabled = end_of(fields, "purpose"), end_of(fields, "blocks")
+        self._brief = end_of(results, "logprob")
+        self._frames = [HostFrame(device, fields) for _ in range(2)]
+        self._rows = {id(frame): [HostRows(frame, B) for B in range(1, shape.rows + 1)] for frame in self._frames}
+        self._output = HostFrame(device, results)
+        self.masks = device.host(memory.masks.shape, "u32")
+        self._table_version = -1
+        self.counters = dict.fromkeys(("launches", "uploads", "upload_bytes", "downloads", "download_bytes"), 0)
+        self._forward: list[Graph] = []
+        self._recall: list[Graph] = []
+        self._finish: list[Graph] = []
+        for B in range(1, shape.rows + 1):
+            self._forward.append(device.capture(lambda B=B: self._submit_forward(B)))  # type: ignore[misc]
+            self._recall.append(device.capture(lambda B=B: self._submit_recall(B)))  # type: ignore[misc]
+            self._finish.append(device.capture(lambda B=B: self._submit_finish(B)))  # type: ignore[misc]
+
+    # -- host frames ---------------------------------------------------------------------------------------------
+
+    def frame(self) -> HostFrame:
+        """The older input frame, once the device no longer reads it."""
+        self._frames.reverse()
+        frame = self._frames[0]
+        frame.event.wait()
+        return frame
+
+    def rows(self, frame: HostFrame, B: int) -> HostRows:
+        return self._rows[id(frame)][B - 1]
+
+    # -- units ---------------------------------------------------------------------------------------------------
+
+    def prefill(self, frame: HostFrame, width: int) -> None:
+        """Run one row of ``width`` prompt tokens; the hidden of its last token becomes part of the state."""
+        self._upload(frame, wide=True)
+        self.memory.model.forward(self.memory.input.wide_rows(width))
+        self._store_hidden()
+        frame.event.record()
+
+    def forward(self, frame: HostFrame, B: int) -> None:
+        """Run ``B`` anchors and leave their logits."""
+        self._upload(frame)
+        self._launch(self._forward[B - 1])
+
+    def recall(self, frame: HostFrame, B: int) -> None:
+        """Leave the logits of ``B`` rows' stored hidden."""
+        self._upload(frame)
+        self._launch(self._recall[B - 1])
+
+    def upload_masks(self, B: int) -> None:
+        self.device.upload(self.memory.masks.slice(0, B), self.masks[:B])
+        self._count("upload", self.masks[:B].nbytes)
+
+    def finish(self, frame: HostFrame, B: int, scores: bool) -> HostFrame:
+        """Sample, bring the results down and wait for them."""
+        self._launch(self._finish[B - 1])
+        out = self._output
+        nbytes = len(out.bytes) if scores else self._brief
+        self.device.download(out.bytes[:nbytes], self.memory.output.bytes.head(nbytes))
+        self._count("download", nbytes)
+        frame.event.record()
+        frame.event.wait()
+        return out
+
+    def control(self, frame: HostFrame, width: int) -> None:
+        """Run one row of ``width`` decided tokens, recorded: keys and values are appended, the state is left alone."""
+        self._upload(frame, wide=True)
+        m = self.memory
+        rows = m.input.wide_rows(width)
+        m.model.forward(rows, recorded=True)
+        self.device.ops.count(m.counts, m.input.fields["lanes"].head(1), rows.tokens.head(1, width), rows.width)
+        frame.event.record()
+
+    def fold(self, frame: HostFrame, width: int) -> None:
+        """Advance the state by the accepted columns of a control unit of ``width``."""
+        self._upload(frame)
+        self.memory.model.fold(self.memory.input.fields["accepted"], self.memory.input.wide_rows(width))
+        self._store_hidden()
+        frame.event.record()
+
+    def clear_counts(self, lane: int) -> None:
+        self.device.zero(self.memory.counts.slice(lane, lane + 1))
+
+    def drain(self) -> None:
+        """Wait for everything submitted."""
+        event = self._output.event
+        event.record()
+        event.wait()
+
+    def close(self) -> None:
+        """Graphs before the buffers they name."""
+        self.drain()
+        for graph in (*self._forward, *self._recall, *self._finish):
+            graph.close()
+        self.arena.close()
+
+    # -- submissions ---------------------------------------------------------------------------------------------
+
+    def _submit_forward(self, B: int) -> None:
+        m, ops = self.memory, self.device.ops
+        rows, hidden = m.input.rows(B), m.hidden.slice(0, B)
+        m.model.forward(rows)
+        m.model.hidden(None, hidden)
+        ops.scatter(m.stored, hidden, rows.write)
+        m.model.logits(hidden, m.logits.slice(0, B))
+        ops.count(m.counts, m.input.fields["lanes"].head(B), rows.tokens.head(B, 1), rows.width)
+
+    def _submit_recall(self, B: int) -> None:
+        m, hidden = self.memory, self.memory.hidden.slice(0, B)
+        self.device.ops.gather(hidden, m.stored, m.input.fields["read"].head(B))
+        m.model.logits(hidden, m.logits.slice(0, B))
+
+    def _submit_finish(self, B: int) -> None:
+        m = self.memory
+        self.device.ops.sample(
+            m.output.sample_out(B), m.logits.slice(0, B), m.masks.slice(0, B), m.counts, m.input.sample_rows(B),
+            m.scratch,
+        )  # fmt: skip
+
+    def _store_hidden(self) -> None:
+        m, hidden = self.memory, self.memory.hidden.slice(0, 1)
+        m.model.hidden(m.input.fields["last"], hidden)
+        self.device.ops.scatter(m.stored, hidden, m.input.fields["write"].head(1))
+
+    def _upload(self, frame: HostFrame, wide: bool = False) -> None:
+        """Send the frame: its short fields, the block table if it changed, and the wide fields if asked."""
+        dirty = self._table_version != self.table.version
+        if dirty or wide:
+            if frame.table_version != self.table.version:
+                frame.fields["blocks"][:] = self.table.tables[PoolKind.MAIN]
+                frame.table_version = self.table.version
+            self._table_version = self.table.version
+        nbytes = len(frame.bytes) if wide else self._tabled if dirty else self._short
+        self.device.upload(self.memory.input.bytes.head(nbytes), frame.bytes[:nbytes])
+        if dirty and self.memory.model.blocks is not None:
+            self.device.copy(self.memory.model.blocks, self.memory.input.fields["blocks"])
+        self._count("upload", nbytes)
+
+    def _launch(self, graph: Graph) -> None:
+        graph.launch()
+        self.counters["launches"] += 1
+
+    def _count(self, way: str, nbytes: int) -> None:
+        self.counters[f"{way}s"] += 1
+        self.counters[f"{way}_bytes"] += nbytes
