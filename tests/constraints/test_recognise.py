@@ -13,8 +13,24 @@ from hypothesis import strategies as st
 from ninfer.constraints.automata import Dfa
 from ninfer.constraints.chars import ANY, normalise
 from ninfer.constraints.ir import (
-    EMPTY, NOTHING, Alt, Auto, Class, Counted, Grammar, Lit, NotTok, Ref, Rep, Seq, Tok, alt, json_spelled, optional, seq,
-)  # fmt: skip
+    EMPTY,
+    NOTHING,
+    Alt,
+    Auto,
+    Class,
+    Counted,
+    Grammar,
+    Lit,
+    NotTok,
+    Ref,
+    Rep,
+    Seq,
+    Tok,
+    alt,
+    json_spelled,
+    optional,
+    seq,
+)
 from ninfer.constraints.recognise import Machine, Run
 from ninfer.constraints.regex import parse
 
