@@ -128,12 +128,14 @@ class Engine:
         self._check()
         if isinstance(prompt, _INPUTS):
             return self._frontend.prepare(prompt)
-        if not hasattr(prompt, "identity"):
-            raise InvalidRequest(
-                f"expected a string, Chat, TextPrompt, TokenPrompt or PreparedPrompt, got {type(prompt).__name__}",
-                field="prompt",
-            )
-        return prompt
+        from ninfer.frontend import PreparedPrompt
+
+        if isinstance(prompt, PreparedPrompt):
+            return prompt
+        raise InvalidRequest(
+            f"expected a string, Chat, TextPrompt, TokenPrompt or PreparedPrompt, got {type(prompt).__name__}",
+            field="prompt",
+        )
 
     def count_tokens(self, prompt: PromptInput | PreparedPrompt) -> int:
         """Tokens the prompt takes, as ``prepare`` would render it."""

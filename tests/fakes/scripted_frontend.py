@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 from fakes.scripted_program import EOS, Faults
 
 from ninfer.contract import PrefixIdentity, PromptDigest
 from ninfer.errors import InvalidRequest, InvariantError
+from ninfer.frontend import PreparedPrompt, Preview
 from ninfer.inputs import Chat, TextPrompt, TokenPrompt
 from ninfer.options import RequestOptions, SamplingParams
 from ninfer.results import Delta, TokenLogprob, ToolCall, ToolCallEvent
@@ -24,42 +24,22 @@ def text_of(token: int) -> str:
     return f"{token} "
 
 
-@dataclass(frozen=True, eq=False)
-class Prompt:
-    tokens: np.ndarray
-    identity: PrefixIdentity
-    digest: PromptDigest = field(default_factory=lambda: PromptDigest(()))
-    start_channel: str = "content"
-    tools: tuple = ()
-    boundaries: tuple[int, ...] = ()
-    cache_markers: tuple[int, ...] = ()
-    rewrite: tuple[int, str] | None = None
-    chat: bool = False
-    prepare_seconds: float = 0.25
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-
-@dataclass(frozen=True)
-class Preview:
-    accepted: int
-    terminal: tuple[str, str | None] | None
-    boundaries: tuple[int, ...] = ()
-
-
 class Session:
-    def __init__(self, prompt: Prompt, options: RequestOptions, max_tokens: int, faults: Faults) -> None:
+    def __init__(self, prompt: PreparedPrompt, options: RequestOptions, max_tokens: int, faults: Faults) -> None:
         self._options, self._max, self._faults = options, max_tokens, faults
+        room = max_tokens - len(CLOSE) if max_tokens >= len(CLOSE) else max_tokens
+        budget = options.thinking_budget
+        self._budget = None if budget is None else min(budget, room)
         self._chat = prompt.chat
         self._thinking = prompt.start_channel == "thinking"
         self._pending: tuple[tuple[int, ...], Sequence[TokenLogprob] | None] | None = None
         self._over = False
         self.violations: list[str] = []
         self.text = self.thinking = ""
-        self.tool_calls: list[ToolCall] = []
-        self.token_ids: list[int] = []
+        self.tool_calls: tuple[ToolCall, ...] = ()
         self.thinking_tokens = 0
+        self._tokens: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
 
     def _rule(self, holds: bool, message: str) -> None:
         if not holds:
@@ -67,13 +47,21 @@ class Session:
             raise InvariantError(message)
 
     @property
+    def token_ids(self) -> tuple[int, ...]:
+        return tuple(self._tokens)
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...]:
+        return tuple(self._logprobs)
+
+    @property
     def control(self) -> tuple[int, ...]:
-        budget = self._options.thinking_budget
-        return CLOSE if self._thinking and budget is not None and self.thinking_tokens >= budget else ()
+        return CLOSE[: self._max - len(self._tokens)] if self.licence() == 0 else ()
 
     def licence(self) -> int | None:
-        budget = self._options.thinking_budget
-        return budget - self.thinking_tokens if self._thinking and budget is not None else None
+        if not self._thinking or self._budget is None:
+            return None
+        return self._budget - self.thinking_tokens
 
     def preview(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] | None = None) -> Preview:
         self._faults.check("preview", "before")
@@ -90,7 +78,7 @@ class Session:
                 terminal = ("stop", "stop_token")
             elif self._chat and token == CALL:
                 terminal = ("tool_calls", None)
-            elif len(self.token_ids) + accepted == self._max:
+            elif len(self._tokens) + accepted == self._max:
                 terminal = ("length", "max_tokens")
             if terminal:
                 break
@@ -102,8 +90,8 @@ class Session:
         self._rule(not self._over and self._pending is None, "preview out of order")
         self._rule(tuple(tokens) == self.control, "not the forced tokens that are due")
         self._pending = (tuple(tokens), None)
-        full = len(self.token_ids) + len(tokens) == self._max
-        return Preview(len(tokens), ("length", "max_tokens") if full else None)
+        full = len(self._tokens) + len(tokens) == self._max
+        return Preview(len(tokens), ("length", "max_tokens") if full else None, ())
 
     def commit(self) -> list:
         self._rule(self._pending is not None, "commit without a preview")
@@ -114,7 +102,8 @@ class Session:
         events: list = []
         for i, token in enumerate(tokens):
             scores = tuple(logprobs[i : i + 1]) if logprobs else ()
-            self.token_ids.append(token)
+            self._tokens.append(token)
+            self._logprobs += scores
             if self._thinking:
                 self.thinking_tokens += 1
                 self._thinking = token != (CLOSE[-1] if tokens == CLOSE else CLOSE[0])
@@ -123,7 +112,7 @@ class Session:
                 events.append(Delta("thinking", shown, (token,), scores))
             elif self._chat and token == CALL:
                 call = ToolCall(f"call_{len(self.tool_calls)}", "tool", {}, "{}")
-                self.tool_calls.append(call)
+                self.tool_calls += (call,)
                 events.append(ToolCallEvent(len(self.tool_calls) - 1, call))
             else:
                 shown = "" if token in (EOS, *CLOSE) else text_of(token)
@@ -156,7 +145,7 @@ class ScriptedFrontend:
             temperature=0.7, top_p=0.9, top_k=20, min_p=0.0, presence_penalty=0.0, frequency_penalty=0.0
         )
 
-    def prepare(self, value: str | Chat | TextPrompt | TokenPrompt) -> Prompt:
+    def prepare(self, value: str | Chat | TextPrompt | TokenPrompt) -> PreparedPrompt:
         chat, thinking = False, False
         if isinstance(value, TokenPrompt):
             ids = list(value.ids)
@@ -175,9 +164,16 @@ class ScriptedFrontend:
         tokens = np.array(ids, np.int32)
         n = len(tokens)
         identity = PrefixIdentity(tokens, np.zeros(n, np.uint8), np.zeros((3, n), np.int32))
-        return Prompt(tokens, identity, start_channel="thinking" if thinking else "content", chat=chat)
+        return PreparedPrompt(
+            tokens=tokens,
+            identity=identity,
+            digest=PromptDigest(()),
+            start_channel="thinking" if thinking else "content",
+            chat=chat,
+            prepare_seconds=0.25,
+        )
 
-    def output_session(self, prompt: Prompt, options: RequestOptions, *, max_tokens: int) -> Session:
+    def output_session(self, prompt: PreparedPrompt, options: RequestOptions, *, max_tokens: int) -> Session:
         self.faults.check("output_session", "before")
         for i, token in enumerate(options.stop_token_ids):
             if token >= self.vocab_size:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ninfer.contract import PendingBatch, ProducedRow, RowDecision, RowStatus, TokenScore, UnitLicense
+from ninfer.contract import PendingBatch, ProducedRow, RowDecision, RowStatus, UnitLicense
 from ninfer.errors import ConstraintDeadEnd, InvariantError
 from ninfer.results import Event, TokenLogprob
 from ninfer.runtime.record import CANCELLED, Ending, RequestRecord
@@ -51,8 +51,7 @@ def preview_row(row: RequestRecord, produced: ProducedRow, *, control: bool) -> 
     if control:
         preview = row.session.preview_control(produced.tokens)
     else:
-        row.scores = _scores(produced)
-        preview = row.session.preview(produced.tokens, row.scores or None)
+        preview = row.session.preview(produced.tokens, _logprobs(produced))
     row.previewed = True
     accepted = row.accepted = preview.accepted
     terminal = preview.terminal
@@ -64,30 +63,27 @@ def preview_row(row: RequestRecord, produced: ProducedRow, *, control: bool) -> 
         raise InvariantError(f"a preview accepted {accepted} of {count} tokens")
     if row.ending is None and not preview.boundaries and accepted < len(_GO_ON):
         return _GO_ON[accepted]
-    return RowDecision(accepted, terminal=row.ending is not None, boundaries=tuple(preview.boundaries))
+    return RowDecision(accepted, terminal=row.ending is not None, boundaries=preview.boundaries)
 
 
-def commit_row(row: RequestRecord, now: float) -> list[Event]:
+def commit_row(row: RequestRecord, now: float) -> Sequence[Event]:
     """Account the committed tokens and commit the session's preview. Returns what may now be published."""
     row.produced += row.accepted
-    if row.scores:
-        row.logprobs += row.scores[: row.accepted]
     if row.first_token is None:
         row.first_token = now
     row.last_token = now
-    row.accepted, row.scores, row.previewed = 0, (), False
-    return list(row.session.commit())
+    row.accepted, row.previewed = 0, False
+    return row.session.commit()
 
 
 def discard_row(row: RequestRecord) -> None:
     """Forget a preview that will not be committed."""
     if row.previewed:
-        row.accepted, row.scores, row.previewed = 0, (), False
+        row.accepted, row.previewed = 0, False
         row.session.discard()
 
 
-def _scores(produced: ProducedRow) -> tuple[TokenLogprob, ...]:
-    scores: tuple[TokenScore, ...] | None = produced.scores
-    if scores is None:
-        return ()
-    return tuple(TokenLogprob(t, s.logprob, s.top) for t, s in zip(produced.tokens, scores, strict=True))
+def _logprobs(produced: ProducedRow) -> tuple[TokenLogprob, ...] | None:
+    if produced.scores is None:
+        return None
+    return tuple(TokenLogprob(t, s.logprob, s.top) for t, s in zip(produced.tokens, produced.scores, strict=True))

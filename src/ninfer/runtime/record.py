@@ -5,12 +5,12 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ninfer.contract import LimitReason, PreparedRequest, SequenceHandle
 from ninfer.errors import NinferError
-from ninfer.results import FinishReason, GenerationResult, StopReason, Timings, TokenLogprob, Usage
+from ninfer.results import FinishReason, GenerationResult, StopReason, Timings, Usage
 from ninfer.runtime.response import Response
 
 if TYPE_CHECKING:
@@ -75,9 +75,6 @@ class RequestRecord:
     """Tokens that Program has committed and the session holds as a preview."""
     previewed: bool = False
     """The session holds a preview that is neither committed nor discarded."""
-    scores: tuple[TokenLogprob, ...] = ()
-    """Of the previewed tokens."""
-    logprobs: list[TokenLogprob] = field(default_factory=list)
     ending: Ending | None = None
     queued: float | None = None
     admitted: float | None = None
@@ -100,9 +97,9 @@ class RequestRecord:
         result = GenerationResult(
             text=session.text,
             thinking=session.thinking,
-            tool_calls=tuple(session.tool_calls),
-            token_ids=tuple(session.token_ids),
-            logprobs=tuple(self.logprobs) if self.request.sampling.logprobs >= 0 else None,
+            tool_calls=session.tool_calls,
+            token_ids=session.token_ids,
+            logprobs=session.logprobs if self.request.sampling.logprobs >= 0 else None,
             finish_reason=ending.finish,
             stop_reason=ending.stop,
             usage=Usage(

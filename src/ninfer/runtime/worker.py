@@ -300,19 +300,13 @@ class Worker:
         for row in rows:
             self._end(row, _aborted(error), now)
 
-    def _commit_output(self, row: RequestRecord, now: float) -> list[Event]:
+    def _commit_output(self, row: RequestRecord, now: float) -> Sequence[Event]:
         self.metrics.completion_tokens += row.accepted
         return commit_row(row, now)
 
     def _go_on(self, row: RequestRecord) -> None:
         """Give a row with no unit in flight the state its session asks for."""
-        control = row.session.control
-        if not control:
-            row.state = RequestState.DECODE_READY
-        elif len(control) <= row.left:
-            row.state = RequestState.CONTROL_READY
-        else:
-            self._end(row, Ending.limit(row.request.limit), self._clock())
+        row.state = RequestState.CONTROL_READY if row.session.control else RequestState.DECODE_READY
 
     # -- ends ------------------------------------------------------------------------------------------------------
 
