@@ -3,19 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from fakes.prompts import endless, ends_at, thinking
 
 import ninfer
-from ninfer import Chat, TokenPrompt
-
-
-def endless(length: int = 5) -> TokenPrompt:
-    """A prompt whose answer has no EOS within any budget here."""
-    return TokenPrompt([255] + [9] * (length - 1))
-
-
-def ends_at(index: int, length: int = 5) -> TokenPrompt:
-    """A prompt whose output token ``index`` is EOS."""
-    return TokenPrompt([index] + [9] * (length - 1))
 
 
 def test_events_come_in_order_and_end_with_the_result(world):
@@ -107,21 +97,19 @@ def test_zero_tokens_is_an_empty_answer_that_occupies_nothing(world):
 
 def test_thinking_is_a_channel_of_its_own_and_its_budget_is_forced(world):
     w = world(program={"drafts": 3})
-    chat = Chat([{"role": "user", "content": "\xffabc"}], thinking=True)
-    handle = w.engine.submit(chat, max_tokens=12, thinking_budget=3)
-    thinking = "".join(handle.text_deltas("thinking"))
+    handle = w.engine.submit(thinking(), max_tokens=12, thinking_budget=3)
+    thought = "".join(handle.text_deltas("thinking"))
     result = handle.result()
-    assert result.thinking == thinking
+    assert result.thinking == thought
     assert result.token_ids[3:5] == (1, 2)
     assert result.usage.thinking_tokens == 5
     assert len(result.text.split()) == 12 - 5
-    assert result.message["reasoning_content"] == thinking
+    assert result.message["reasoning_content"] == thought
 
 
 def test_a_thinking_budget_of_zero_forces_the_close_before_anything_is_sampled(world):
     w = world()
-    chat = Chat([{"role": "user", "content": "\xffabc"}], thinking=True)
-    result = w.engine.generate(chat, max_tokens=6, thinking_budget=0)
+    result = w.engine.generate(thinking(), max_tokens=6, thinking_budget=0)
     assert result.token_ids[:2] == (1, 2)
     assert len(result.token_ids) == 6
     assert ("control", (0,)) in w.program.units
@@ -130,8 +118,7 @@ def test_a_thinking_budget_of_zero_forces_the_close_before_anything_is_sampled(w
 @pytest.mark.parametrize(("budget", "limit"), [(5, 6), (5, 5), (0, 1)])
 def test_without_room_for_the_forced_close_the_request_ends_by_length(world, budget, limit):
     w = world()
-    chat = Chat([{"role": "user", "content": "\xffabc"}], thinking=True)
-    result = w.engine.generate(chat, max_tokens=limit, thinking_budget=budget)
+    result = w.engine.generate(thinking(), max_tokens=limit, thinking_budget=budget)
     assert (result.finish_reason, result.stop_reason) == ("length", "max_tokens")
     assert len(result.token_ids) <= limit
     w.check_at_rest()
@@ -139,8 +126,7 @@ def test_without_room_for_the_forced_close_the_request_ends_by_length(world, bud
 
 def test_a_close_that_fills_the_budget_exactly_is_still_appended(world):
     w = world()
-    chat = Chat([{"role": "user", "content": "\xffabc"}], thinking=True)
-    result = w.engine.generate(chat, max_tokens=5, thinking_budget=3)
+    result = w.engine.generate(thinking(), max_tokens=5, thinking_budget=3)
     assert result.token_ids[-2:] == (1, 2)
     assert result.finish_reason == "length"
 

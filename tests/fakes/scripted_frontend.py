@@ -95,10 +95,10 @@ class Session:
 
     def commit(self) -> list:
         self._rule(self._pending is not None, "commit without a preview")
-        self._faults.check("session.commit", "before")
         assert self._pending is not None
         tokens, logprobs = self._pending
         self._pending = None
+        self._faults.check("session.commit", "before")
         events: list = []
         for i, token in enumerate(tokens):
             scores = tuple(logprobs[i : i + 1]) if logprobs else ()

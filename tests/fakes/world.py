@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from typing import Any
 
 import pytest
@@ -40,13 +42,12 @@ class World:
         self.program = ScriptedProgram(options["max_concurrency"], **(program or {}))
         self.frontend = ScriptedFrontend(self.program.faults)
         self.clock = Clock()
+        self.kept: list[ninfer.GenerationHandle] = []
         world, drafts = self, self.program.drafts
 
         class Core(EngineCore):
             def __init__(self, program: Any, limits: Any, **rest: Any) -> None:
                 clock = {} if threaded else {"clock": world.clock}
-                import dataclasses
-
                 super().__init__(program, dataclasses.replace(limits, drafts=drafts), **rest, **clock)
 
             def start(self) -> None:
@@ -61,6 +62,11 @@ class World:
         patch.setattr(ninfer.engine, "open_instance", open_instance)
         self.baseline = dict(self.program.audit())
         self.engine = ninfer.Engine("artifact", progress=False, **options)
+
+    def submit(self, prompt: Any, **options: Any) -> ninfer.GenerationHandle:
+        """Submit, and keep the handle alive."""
+        self.kept.append(self.engine.submit(prompt, **options))
+        return self.kept[-1]
 
     @property
     def worker(self) -> Any:
@@ -80,12 +86,23 @@ class World:
                 return
         raise AssertionError("the engine does not come to rest")
 
+    def wait(self) -> None:
+        """Let the worker's thread come to rest."""
+        for _ in range(5000):
+            stats = self.engine.stats()
+            if not (stats.outstanding or stats.active or stats.waiting):
+                return
+            time.sleep(0.002)
+        raise AssertionError("the engine does not come to rest")
+
     def violations(self) -> list[str]:
         return self.program.violations + [v for s in self.frontend.sessions for v in s.violations]
 
     def check_at_rest(self) -> None:
         """Capacity and memory are back where they started, and nobody broke a rule."""
         assert self.violations() == []
+        for handle in self.kept:
+            handle.close()
         assert self.engine.stats().outstanding == 0
         assert self.engine.stats().active == self.engine.stats().waiting == 0
         assert dict(self.program.audit()) == self.baseline

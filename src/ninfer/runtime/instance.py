@@ -1,18 +1,25 @@
-"""An opened model: everything behind an engine, in the order in which it is taken down again."""
+"""An opened model: everything behind an engine, built in order and taken down in the opposite one."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ninfer.contract import ProgramPort
+from ninfer.errors import InvalidRequest
 from ninfer.options import EngineOptions
+from ninfer.progress import Meter
 
 if TYPE_CHECKING:
-    from ninfer.artifact import ArtifactSource
+    from ninfer.artifact import Artifact, ArtifactSource
     from ninfer.frontend import Frontend
+
+DEFAULT_CONTEXT = 32768
+DEFAULT_CHUNK = 512
+"""Tokens of one sequence, and of one prefill unit, where the options say nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,4 +36,86 @@ class Instance:
 
 
 def open_instance(artifact: str | os.PathLike[str] | ArtifactSource, options: EngineOptions) -> Instance:
-    raise NotImplementedError
+    """Read an artifact, make its language model resident and plan everything that requests will need.
+
+    A source handed in stays its owner's to close. Raises ArtifactError, InvalidRequest naming an option that this model
+    or machine cannot honour, OutOfDeviceMemory; what had been opened by then is closed again.
+    """
+    from ninfer._cpu.device import CpuDevice
+    from ninfer.artifact import Artifact, open_artifact
+    from ninfer.frontend import Frontend
+    from ninfer.models.qwen3_5.bind import bind, check
+    from ninfer.program.capacity import ExplicitKV
+    from ninfer.program.layout import KVCodec
+    from ninfer.program.memory import Shape
+    from ninfer.program.opening import open_program
+    from ninfer.program.text import QwenText
+
+    with ExitStack() as opened:
+        if isinstance(artifact, str | os.PathLike):
+            source: ArtifactSource = open_artifact(artifact)
+            opened.callback(source.close)
+        else:
+            source = artifact
+        contents = Artifact(source)
+        config = check(contents).text
+        frontend = Frontend(_resources(contents, config.vocab_size))
+        if frontend.vocab_size > config.vocab_size:
+            raise InvalidRequest("the tokenizer has more tokens than the model", field="artifact")
+        context = _context(options, config.max_position_embeddings)
+        chunk = min(options.prefill_chunk or DEFAULT_CHUNK, context)
+        device = CpuDevice()
+        opened.callback(device.close)
+        shape = Shape(
+            rows=options.max_concurrency,
+            context=context,
+            chunk=chunk,
+            control=len(frontend.close_tokens),
+            codec=KVCodec.BF16 if options.kv_dtype == "bf16" else KVCodec.FP32,
+            vocabulary=frontend.vocab_size,
+        )
+        with ExitStack() as shown:
+
+            def loaded(done: int, total: int) -> None:
+                meter = meters[0] if meters else shown.enter_context(Meter("load", total, options.progress))
+                meters[:] = [meter]
+                meter(done - meter.done)
+
+            meters: list[Meter] = []
+            model = bind(contents, device, progress=loaded)
+        kv = None if isinstance(options.kv_capacity, str) else ExplicitKV(options.kv_capacity)
+        program = open_program(device, QwenText(model), shape, kv)
+        opened.callback(program.close)
+        name = contents.directory.metadata.get("name")
+        return Instance(
+            frontend=frontend,
+            program=program,
+            model_name=name if isinstance(name, str) and name else config.architecture,
+            device_name=device.name,
+            max_context=context,
+            prefill_chunk=chunk,
+            close=opened.pop_all().close,
+        )
+
+
+def _resources(artifact: Artifact, vocab_rows: int):
+    from ninfer.frontend import FrontendResources
+
+    def read(role: str) -> bytes:
+        return artifact.resource("text", role)
+
+    return FrontendResources(
+        tokenizer_json=read("tokenizer.json"),
+        tokenizer_config=read("tokenizer_config.json"),
+        chat_template=read("chat_template.jinja").decode(),
+        generation_config=read("generation_config.json"),
+        vocab_rows=vocab_rows,
+    )
+
+
+def _context(options: EngineOptions, limit: int) -> int:
+    if options.max_context is None:
+        return min(limit, DEFAULT_CONTEXT)
+    if options.max_context > limit:
+        raise InvalidRequest(f"{options.max_context} exceeds the model's {limit}", field="max_context")
+    return options.max_context

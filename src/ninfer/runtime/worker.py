@@ -207,7 +207,6 @@ class Worker:
             log.error("planning a request failed", exc_info=error)
             self._complete(record, Ending.failed(RequestAborted(f"planning failed: {error!r}", cause=error)))
             return False, None
-        self._planning_faults = 0
         return True, value
 
     def _advance_transaction(self, now: float) -> None:
@@ -226,6 +225,7 @@ class Worker:
     def _activate(self, adoption: Adoption, now: float) -> None:
         record = self._records[adoption.request]
         self._materializing = None
+        self._planning_faults = 0
         record.state = RequestState.PREFILL
         record.lane, record.sequence = adoption.lane, adoption.sequence
         record.cached_tokens, record.admitted = adoption.reused_tokens, now
