@@ -65,12 +65,9 @@ class EngineCore:
 
     def acquire(self, block: bool) -> None:
         """Take an outstanding slot. Raises Overloaded when ``block`` is false and there is none."""
-        self.check_available()
         if not self.outstanding.acquire(block):
+            self.check_available()
             raise Overloaded(f"{self.outstanding.limit} requests are outstanding")
-        if not self.available:
-            self.outstanding.release()
-            raise self._refusal()
 
     def enqueue(self, record: RequestRecord) -> None:
         """Hand over a request that holds a slot; the order of these calls is the order of the queue."""
@@ -103,7 +100,7 @@ class EngineCore:
         """Have the worker end every request and then the engine. Returns at once and takes no lock."""
         if not self._closing:
             self._closing = True
-            self.outstanding.release()  # one too many: it wakes a caller that waits for a slot, who passes it on
+            self.outstanding.close()
             self.wake()
 
     def close(self) -> None:
@@ -150,7 +147,7 @@ class EngineCore:
         log.error("the engine failed", exc_info=cause)
         with self._gate:
             self._failure = EngineFailed(message, cause=cause)
-        self.outstanding.release()
+        self.outstanding.close()
         self._end_everything()
 
     def _shut_down(self) -> None:

@@ -17,6 +17,7 @@ class Outstanding:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
+        self.closed = False
         self._free: queue.SimpleQueue[None] = queue.SimpleQueue()
         for _ in range(limit):
             self._free.put(None)
@@ -24,15 +25,23 @@ class Outstanding:
     @property
     def in_use(self) -> int:
         """Slots taken now."""
-        return max(0, self.limit - self._free.qsize())
+        return self.limit + self.closed - self._free.qsize()
 
     def acquire(self, block: bool) -> bool:
-        """Take a slot, or return False when there is none and ``block`` is false."""
+        """Take a slot; False when there is none and ``block`` is false, or none will be given any more."""
         try:
             self._free.get(block)
         except queue.Empty:
             return False
-        return True
+        if self.closed:
+            self._free.put(None)
+        return not self.closed
+
+    def close(self) -> None:
+        """Give no more slots. Callers that wait for one are woken: the extra token goes from one to the next."""
+        if not self.closed:
+            self.closed = True
+            self._free.put(None)
 
     def release(self) -> None:
         """Give a slot back."""
