@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from program_driver import GREEDY, Masks, accept_all, admit, first, make_request, mask_words, prefill, step, ticket
-from symbolic import Oracle, SymbolicDevice, SymbolicModel, mix
+from symbolic import Oracle, SymbolicDevice, SymbolicModel
 
 from ninfer.contract import RowDecision, RowStatus, SamplingSpec, Shortage, StartStatus, TransactionStatus, UnitLicense
 from ninfer.errors import DeviceError, InvariantError, OutOfDeviceMemory, StaleHandle
@@ -219,27 +219,37 @@ def test_control_equals_deciding_the_same_tokens(data: st.DataObject) -> None:
             oracle.accept([expected])
 
 
-def test_a_partly_accepted_control_keeps_the_state_of_what_was_accepted() -> None:
+def image_of(p: Program, sequence) -> tuple[int, int]:
+    """What the device holds of a sequence: its recurrent state and its continuation hidden."""
+    device_of(p).close()
+    memory, slot = p._units.memory, p._sequences.get(sequence).slot
+    return int(memory.model.state.array[slot]), int(memory.stored.array[slot, 0])
+
+
+@pytest.mark.parametrize("accepted", [1, 2, 4])
+def test_the_state_image_is_complete_at_every_frontier(accepted: int) -> None:
     p = program()
     request = make_request(PROMPTS[1], 12)
-    s = admit(p, request, 0)
+    oracle, other, s = Oracle(request), admit(p, make_request(PROMPTS[5]), 2), admit(p, request, 0)
+    p.prefill(s, 20)
+    assert image_of(p, s) == oracle.image(20)
     prefill(p, s, 64)
-    first(p, [s])
+    assert image_of(p, s) == oracle.image(63)
+    oracle.accept(first(p, [s])[0])
+    assert image_of(p, s) == oracle.image(63)
+    oracle.accept(step(p, [s])[0])
+    assert image_of(p, s) == oracle.image(64)
     batch = p.control(s, [1, 2, 3, 4])
-    p.commit(batch, [RowDecision(2, terminal=True, boundaries=(1, 2))])
+    assert image_of(p, s) == oracle.image(64)
+    p.commit(batch, [RowDecision(accepted, terminal=True, boundaries=(1, accepted) if accepted > 1 else ())])
+    oracle.accept([1, 2, 3, 4][:accepted])
+    assert image_of(p, s) == oracle.image(64 + accepted)
     record = p._sequences.get(s)
-    oracle = Oracle(request)
-    oracle.generate(1)
-    oracle.accept([1, 2])
     assert record.ledger[: record.length].tolist() == oracle.ledger
-    assert (record.frontier, record.length) == (65, 66)
-    assert record.boundaries == [65, 66]
-    device_of(p).close()
-    h = 0
-    for i, token in enumerate(oracle.ledger[:65]):
-        h = mix(h, token, *(request.identity.positions[:, i] if i < 63 else [i] * 3))
-    assert int(p._units.memory.model.state.array[record.slot]) == h
+    assert (record.frontier, record.length) == (64 + accepted, 65 + accepted)
+    assert record.boundaries == ([66, 65 + accepted] if accepted > 1 else [])
     p.finish(s)
+    p.discard(other)
 
 
 def test_forced_tokens_that_do_not_fit_are_refused() -> None:
