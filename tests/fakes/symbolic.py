@@ -296,7 +296,7 @@ class SymbolicModel:
             scope.buffer("kv", (p.rows, p.blocks), "i32"),
             scope.buffer("kv", (p.pages, 64), "u64"),
             scope.buffer("state", (p.slots,), "u64"),
-            scope.buffer("record", (p.recorded,), "u64"),
+            scope.buffer("records", (p.recorded,), "u64"),
             scope.buffer("workspace", (p.columns, 1), "u64"),
         )
 

@@ -7,10 +7,21 @@ import random
 
 import numpy as np
 import pytest
+from fakes.program_driver import (
+    GREEDY,
+    Masks,
+    accept_all,
+    admit,
+    first,
+    make_request,
+    mask_words,
+    prefill,
+    step,
+    ticket,
+)
+from fakes.symbolic import Oracle, SymbolicDevice, SymbolicModel
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from program_driver import GREEDY, Masks, accept_all, admit, first, make_request, mask_words, prefill, step, ticket
-from symbolic import Oracle, SymbolicDevice, SymbolicModel
 
 from ninfer.contract import RowDecision, RowStatus, SamplingSpec, Shortage, StartStatus, TransactionStatus, UnitLicense
 from ninfer.errors import DeviceError, InvariantError, OutOfDeviceMemory, StaleHandle
@@ -187,7 +198,7 @@ def test_device_faults_end_the_batch(fault: str, late: bool) -> None:
 
 
 def test_logits_that_are_not_finite_are_a_device_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("symbolic.hashed_logits", lambda h, v: np.full(v, np.nan, np.float32))
+    monkeypatch.setattr("fakes.symbolic.hashed_logits", lambda h, v: np.full(v, np.nan, np.float32))
     p = program()
     s = admit(p, make_request(PROMPTS[0], 4), 0)
     prefill(p, s, 64)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from fakes.program_driver import GREEDY, Masks, make_request, mask_words, ticket
+from fakes.symbolic import Oracle, SymbolicDevice, SymbolicModel
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from program_driver import GREEDY, Masks, make_request, mask_words, ticket
-from symbolic import Oracle, SymbolicDevice, SymbolicModel
 
 from ninfer.contract import Handle, PendingBatch, ResourcePlan, RowDecision, RowStatus, StartStatus, UnitLicense
 from ninfer.errors import DeviceError
