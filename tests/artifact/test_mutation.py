@@ -20,10 +20,8 @@ from ninfer.errors import ArtifactError
 
 Image = tuple[dict[str, Any], bytes]
 ALLOWANCE = 64 << 20
-many = settings(
-    max_examples=5 * settings().max_examples,
-    suppress_health_check=[*settings().suppress_health_check, HealthCheck.function_scoped_fixture],
-)
+own_folder = settings(suppress_health_check=[*settings().suppress_health_check, HealthCheck.function_scoped_fixture])
+many = settings(own_folder, max_examples=5 * settings().max_examples)
 
 
 def use_all_of(path: Path) -> bool:
@@ -134,7 +132,7 @@ def test_damaged_bytes(image: Image, frame: Callable[..., bytes], tmp_path: Path
     use_all_of(file)
 
 
-@many
+@own_folder
 @given(data=st.data())
 def test_damaged_file_sets(write_sample: Callable[..., Any], tmp_path: Path, data: st.DataObject) -> None:
     """One file of several changed, cut, extended or missing."""

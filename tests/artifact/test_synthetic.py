@@ -41,6 +41,12 @@ def test_spread(format: str) -> None:
     assert 0.85 < values.std() / 3 < 1.15
 
 
+def test_a_mean_that_cannot_be_had_is_refused() -> None:
+    with pytest.raises(ArtifactError) as caught:
+        one("q4_g64_fp16", (64, 64), mean=0.5)
+    assert caught.value.where == "tensors[0].mean"
+
+
 def test_given_values() -> None:
     norm = Artifact(one("bf16", (4096,), mean=1.0, std=0.1)).decode("text/a")
     assert abs(norm.mean() - 1) < 0.01

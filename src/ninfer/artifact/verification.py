@@ -1,5 +1,4 @@
-"""Everything the readers trust the producer for, checked offline: legal codes and scales, zero padding,
-links.
+"""Everything the readers trust the producer for, checked offline: codes, scales, padding, links.
 
 What a parameter must look like for its model is the model's to check; here an artifact is only a container.
 """
@@ -21,7 +20,7 @@ from ninfer.artifact.layouts import plane_view
 from ninfer.artifact.source import ArtifactSource
 from ninfer.errors import ArtifactError
 
-_BLOCK = 1 << 22  # bytes checked at once
+_BLOCK = 1 << 20  # bytes checked at once
 
 
 @attrs.frozen
