@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Iterator
 from string import ascii_lowercase
+from typing import Any
 
 from ninfer.errors import InvalidRequest
 
@@ -57,7 +58,7 @@ def text_resources(rows: int) -> dict[str, bytes]:
         }
         for i, content in enumerate(_SPECIAL)
     ]  # fmt: skip
-    tokenizer = {
+    tokenizer: dict[str, Any] = {
         "version": "1.0",
         "added_tokens": added,
         "normalizer": {"type": "NFC"},
