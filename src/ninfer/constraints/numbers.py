@@ -1,8 +1,8 @@
 """Grammars of the integers and numbers inside exact bounds.
 
-Integers are int64, written canonically. A number is such an integer, or a decimal of at most 17 significant digits that a
-binary64 can hold: plain (with a fraction) for 0 and 1e-7 <= |x| < 1e17, scientific for every finite magnitude. Bounds hold
-for the decimal as written and for what a reader prints after parsing it to binary64, so the decimals are cut where
+Integers are int64, written canonically. A number is such an integer, or a decimal of at most 17 significant digits that
+a binary64 can hold: plain (with a fraction) for 0 and 1e-7 <= |x| < 1e17, scientific for every finite magnitude. Bounds
+hold for the decimal as written and for what a reader prints after parsing it to binary64, so the decimals are cut where
 rounding would cross a bound. Bounds are compared digit by digit; nothing is enumerated.
 """
 
