@@ -1,0 +1,67 @@
+"""Numba's threading layer: which one, how many threads, and when it must not be used."""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import AbstractContextManager, nullcontext
+
+from ninfer import env
+from ninfer.errors import DeviceError, EngineClosed
+
+_workqueue = threading.Lock()
+
+
+def choose() -> AbstractContextManager[object]:
+    """Start Numba's threading layer and return what to hold while kernels run.
+
+    A layer that several threads may enter at once (TBB, OpenMP) is preferred. The work queue is not one, so launches
+    on it take turns process-wide. A layer that the application chose or already started is kept. Raises DeviceError.
+    """
+    import numba
+    from numba.np.ufunc import parallel
+
+    chosen = numba.config.THREADING_LAYER
+    try:
+        if chosen == "default" and not parallel._is_initialized:
+            numba.config.THREADING_LAYER = "threadsafe"
+        try:
+            parallel._launch_threads()
+        except ValueError:
+            numba.config.THREADING_LAYER = "workqueue"
+            parallel._launch_threads()
+        layer = numba.threading_layer()
+    except (ValueError, ImportError, RuntimeError) as error:
+        raise DeviceError(f"no usable Numba threading layer: {error}") from error
+    finally:
+        numba.config.THREADING_LAYER = chosen
+    if layer in ("omp", "tbb"):
+        return nullcontext()
+    if layer == "workqueue":
+        return _workqueue
+    raise DeviceError(f"unknown Numba threading layer {layer!r}")
+
+
+def count() -> int:
+    """Threads of a device: NINFER_CPU_THREADS, else one per usable core. Raises DeviceError above Numba's limit."""
+    import numba
+
+    limit = int(numba.config.NUMBA_NUM_THREADS)
+    wanted = env.cpu_threads()
+    if wanted is None:
+        return min(limit, len(os.sched_getaffinity(0)))
+    if wanted > limit:
+        raise DeviceError(f"NINFER_CPU_THREADS={wanted} is above Numba's limit of {limit} threads")
+    return wanted
+
+
+class Process:
+    """The process that owns a device. Threads do not survive a fork, and the OpenMP layer aborts in the child."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+
+    def check(self) -> None:
+        """Raises EngineClosed in any process but the owner."""
+        if os.getpid() != self.pid:
+            raise EngineClosed(f"opened in process {self.pid}, used in process {os.getpid()}; open it again after a fork")
