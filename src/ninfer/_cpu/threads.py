@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 from ninfer import env
@@ -42,17 +43,35 @@ def choose() -> AbstractContextManager[object]:
     raise DeviceError(f"unknown Numba threading layer {layer!r}")
 
 
-def count() -> int:
-    """Threads of a device: NINFER_CPU_THREADS, else one per usable core. Raises DeviceError above Numba's limit."""
+def count(wanted: int | None) -> int:
+    """Threads of a device: ``wanted``, else NINFER_CPU_THREADS, else one per usable core.
+
+    Raises DeviceError above Numba's limit.
+    """
     import numba
 
     limit = int(numba.config.NUMBA_NUM_THREADS)
-    wanted = env.cpu_threads()
+    wanted = wanted or env.cpu_threads()
     if wanted is None:
         return min(limit, len(os.sched_getaffinity(0)))
     if wanted > limit:
-        raise DeviceError(f"NINFER_CPU_THREADS={wanted} is above Numba's limit of {limit} threads")
+        raise DeviceError(f"{wanted} threads asked for, Numba's limit is {limit}")
     return wanted
+
+
+def call(threads: int, function: Callable[..., None], *args: object) -> None:
+    """Call compiled parallel code with ``threads`` threads, whatever the calling thread's own setting is."""
+    import numba
+
+    before = numba.get_num_threads()
+    if before == threads:
+        function(*args)
+        return
+    numba.set_num_threads(threads)
+    try:
+        function(*args)
+    finally:
+        numba.set_num_threads(before)
 
 
 class Process:

@@ -61,6 +61,11 @@ WS_TILE, WS_RESULT, WS_AUX, WS_BYTES = 0, 512 << 10, 896 << 10, 1024 << 10
 """A thread's workspace: decoded rows, products, and the rest (scales, tails, factors)."""
 _AUX_TAIL, AUX_FACTOR, _AUX_SCALE = 0, 256, 1024
 
+TILE_BYTES, RESULT_BYTES = WS_RESULT - WS_TILE, WS_AUX - WS_RESULT
+MAX_COLUMNS = TILE_BYTES // (4 * ROWS)
+MAX_ROWS = (_AUX_SCALE - AUX_FACTOR) // 4
+"""Columns of a matrix, and rows of one task, that the workspace has room for."""
+
 
 def _tile(b, rows, columns, weights, xs):
     """Accumulators [rows][columns] and the step that adds columns k..k+15; ``weights(k, last) -> [rows]``."""

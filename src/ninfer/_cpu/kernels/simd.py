@@ -157,8 +157,10 @@ u8 = _view(types.uint8)
 u16 = _view(types.uint16)
 i32p = _view(types.int32)
 i64p = _view(types.int64)
+u32p = _view(types.uint32)
+u64p = _view(types.uint64)
 f32 = _view(types.float32)
-"""Views: an int64 address as a pointer to uint8, uint16, int32, int64, float32."""
+"""Views: an int64 address as a pointer to uint8, uint16, int32, int64, uint32, uint64, float32."""
 
 
 @intrinsic
