@@ -1,81 +1,21 @@
-"""The host as a device: buffers over NumPy arrays, work that runs when it is submitted or when it is replayed."""
+"""The host as a device: work runs when it is submitted, or is recorded and replayed."""
 
 from __future__ import annotations
 
-import mmap
 import struct
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from ninfer._cpu import threads as _threads
+from ninfer._cpu.buffers import DTYPES, CpuArena, CpuBuffer
 from ninfer._cpu.kernel import Kernel
-from ninfer.contract import ITEM_BYTES, Buffer, DeviceMemory, Shape
+from ninfer.contract import Buffer, DeviceMemory, Shape
 from ninfer.errors import EngineClosed, InvariantError, OutOfDeviceMemory
 from ninfer.ops import Ops
-
-_DTYPES = {
-    "u8": np.uint8, "i8": np.int8, "f16": np.float16, "bf16": np.uint16, "i32": np.int32, "u32": np.uint32,
-    "f32": np.float32, "i64": np.int64, "u64": np.uint64,
-}  # fmt: skip
-
-
-class CpuBuffer:
-    """A C-ordered NumPy array and its address."""
-
-    __slots__ = ("address", "array", "dtype")
-
-    def __init__(self, array: npt.NDArray[Any], dtype: str) -> None:
-        self.array = array
-        self.dtype = dtype
-        self.address: int = array.ctypes.data
-
-    @property
-    def shape(self) -> Shape:
-        return self.array.shape
-
-    @property
-    def nbytes(self) -> int:
-        return self.array.nbytes
-
-    def head(self, *shape: int) -> CpuBuffer:
-        size = int(np.prod(shape, dtype=np.int64))
-        if size > self.array.size:
-            raise InvariantError(f"a view {shape} of a buffer {self.shape}")
-        return CpuBuffer(self.array.reshape(-1)[:size].reshape(shape), self.dtype)
-
-    def slice(self, begin: int, end: int) -> CpuBuffer:
-        if not 0 <= begin <= end <= self.array.shape[0]:
-            raise InvariantError(f"rows [{begin}, {end}) of a buffer {self.shape}")
-        return CpuBuffer(self.array[begin:end], self.dtype)
-
-    def __repr__(self) -> str:
-        return f"CpuBuffer({self.dtype}, {self.shape})"
-
-
-class CpuArena:
-    """Anonymous memory that goes back to the system on ``close``, whoever still holds a buffer of it."""
-
-    def __init__(self, nbytes: int) -> None:
-        self.nbytes = nbytes
-        self._map = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._map.madvise(mmap.MADV_HUGEPAGE)
-        self._bytes = np.frombuffer(self._map, np.uint8)
-
-    def buffer(self, offset: int, shape: Shape, dtype: str) -> CpuBuffer:
-        nbytes = int(np.prod(shape, dtype=np.int64)) * ITEM_BYTES[dtype]
-        if offset % 256 or offset < 0 or offset + nbytes > self.nbytes:
-            raise InvariantError(f"{dtype} {shape} at {offset} of an arena of {self.nbytes} bytes")
-        return CpuBuffer(self._bytes[offset : offset + nbytes].view(_DTYPES[dtype]).reshape(shape), dtype)
-
-    def close(self) -> None:
-        if self.nbytes:
-            self._map.madvise(mmap.MADV_DONTNEED)
-            self.nbytes = 0
 
 
 class CpuEvent:
@@ -142,7 +82,7 @@ class CpuDevice:
         self._base = self._workspace.buffer(0, (WS_BYTES * self.threads,), "u8").address
         self._tape: Tape | None = None
         self._closed = False
-        self.ops = CpuOps(self)
+        self.ops = cast(Ops, CpuOps(self))
 
     def memory(self) -> DeviceMemory:
         fields = {}
@@ -162,7 +102,7 @@ class CpuDevice:
             raise OutOfDeviceMemory(f"{nbytes} bytes cannot be mapped: {error}", free=free) from error
 
     def host(self, shape: Shape, dtype: str) -> npt.NDArray[Any]:
-        return np.zeros(shape, _DTYPES[dtype])
+        return np.zeros(shape, DTYPES[dtype])
 
     def weights(self, data: npt.NDArray[np.uint8]) -> CpuBuffer:
         if data.dtype != np.uint8 or data.ndim != 1 or not data.flags.c_contiguous:
@@ -237,7 +177,7 @@ class CpuDevice:
 
     @staticmethod
     def _check_host(buffer: Buffer, array: npt.NDArray[Any]) -> None:
-        if not array.flags.c_contiguous or array.dtype != _DTYPES[buffer.dtype] or array.nbytes != buffer.nbytes:
+        if not array.flags.c_contiguous or array.dtype != DTYPES[buffer.dtype] or array.nbytes != buffer.nbytes:
             raise InvariantError(f"host array {array.dtype} {array.shape} for a buffer {buffer.dtype} {buffer.shape}")
 
 

@@ -130,15 +130,19 @@ class Kernel:
     def __init__(self, function: Any, name: str, arity: int) -> None:
         signature = types.void(*(types.int64,) * arity)
         self.name = name
-        self._compiled = CFunc(function, (signature.args, signature.return_type), locals={}, options=_OPTIONS)
+        self._compiled: Any = CFunc(function, (signature.args, signature.return_type), locals={}, options=_OPTIONS)
         self._compiled._cache = DiskCache(function, name)
         self._address = 0
 
-    @property
-    def address(self) -> int:
+    def compile(self) -> None:
+        """Compile the function or load it from the cache, unless that is done."""
         if not self._address:
             self._compiled.compile()
             self._address = self._compiled.address
+
+    @property
+    def address(self) -> int:
+        self.compile()
         return self._address
 
 
@@ -158,8 +162,8 @@ def compile_all(progress: Callable[[int, int, str], None] | None = None) -> None
 
     for module in KERNEL_MODULES:
         importlib.import_module(f"{_PACKAGE}.kernels.{module}")
-    work = [("launch", launcher), *((k.name, lambda k=k: k.address) for k in kernels.values())]
-    for done, (name, build) in enumerate(work, 1):
-        build()
+    launcher()
+    for done, each in enumerate(kernels.values(), 1):
+        each.compile()
         if progress is not None:
-            progress(done, len(work), name)
+            progress(done, len(kernels), each.name)

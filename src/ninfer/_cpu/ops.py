@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from ninfer._cpu.buffers import CpuBuffer
 from ninfer._cpu.kernels import attention as attention_kernels
 from ninfer._cpu.kernels import gdn as gdn_kernels
 from ninfer._cpu.kernels import moe as moe_kernels
@@ -267,7 +268,8 @@ class CpuOps:
         tasks = min(positions, self._device.threads)
         self._submit(
             sample.sample, tasks, tasks, positions, rows.W, vocab, out.token, out.logprob, out.alt_ids,
-            out.alt_logprobs, logits, masks, counts, rows.real, rows.whole, rows.seed, rows.index, rows.purpose, scratch,
+            out.alt_logprobs, logits, masks, counts, rows.real, rows.whole, rows.seed, rows.index, rows.purpose,
+            scratch,
         )  # fmt: skip
 
     def sample_scratch(self, positions: int, vocab: int) -> int:
@@ -294,10 +296,11 @@ class CpuOps:
         """norm1(x, norm) in scratch, or x itself without a norm."""
         if norm is None:
             return x
-        u = scratch.head(4 * x.shape[0] * x.shape[1])
         tokens, features = x.shape
+        room = cast(CpuBuffer, scratch.head(4 * tokens * features)).array
+        u = CpuBuffer(room.view(np.float32).reshape(x.shape), "f32")
         self._submit(rows.norm, tokens, u, x, norm, 0, features, tokens, eps, grain=_grain(x))
-        return _View(u.address, x.shape, u)  # type: ignore[attr-defined, return-value]
+        return u
 
     def _project(
         self, outs: Sequence[Buffer], x: Buffer, weights: Sequence[CpuMatrix], scale: Buffer | None, add: bool
@@ -328,19 +331,13 @@ _SPLIT_TOKENS = 8
 """Up to so many tokens, attention spreads a context's splits over the threads."""
 
 
-class _View:
-    """A shape over memory that ``owner`` keeps."""
-
-    def __init__(self, address: int, shape: tuple[int, ...], owner: Buffer) -> None:
-        self.address, self.shape, self.owner = address, shape, owner
-
-
 class _Experts:
     """Addresses of a bank's matrices, as the kernels take them."""
 
     def __init__(self, bank: Bank) -> None:
         self.gate, self.up, self.down = (
-            np.array([m.address for m in matrices], np.int64) for matrices in (bank.gate, bank.up, bank.down)
+            np.array([cast(CpuMatrix, m).address for m in matrices], np.int64)
+            for matrices in (bank.gate, bank.up, bank.down)
         )
 
 

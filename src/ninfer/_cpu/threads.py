@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from ninfer import env
 from ninfer.errors import DeviceError, EngineClosed
@@ -20,22 +21,24 @@ def choose() -> AbstractContextManager[object]:
     on it take turns process-wide. A layer that the application chose or already started is kept. Raises DeviceError.
     """
     import numba
+    from numba.core import config as numba_config
     from numba.np.ufunc import parallel
 
-    chosen = numba.config.THREADING_LAYER
+    config: Any = numba_config
+    chosen = config.THREADING_LAYER
     try:
         if chosen == "default" and not parallel._is_initialized:
-            numba.config.THREADING_LAYER = "threadsafe"
+            config.THREADING_LAYER = "threadsafe"
         try:
             parallel._launch_threads()
         except ValueError:
-            numba.config.THREADING_LAYER = "workqueue"
+            config.THREADING_LAYER = "workqueue"
             parallel._launch_threads()
         layer = numba.threading_layer()
     except (ValueError, ImportError, RuntimeError) as error:
         raise DeviceError(f"no usable Numba threading layer: {error}") from error
     finally:
-        numba.config.THREADING_LAYER = chosen
+        config.THREADING_LAYER = chosen
     if layer in ("omp", "tbb"):
         return nullcontext()
     if layer == "workqueue":
@@ -50,7 +53,7 @@ def count(wanted: int | None) -> int:
     """
     import numba
 
-    limit = int(numba.config.NUMBA_NUM_THREADS)
+    limit = int(numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
     wanted = wanted or env.cpu_threads()
     if wanted is None:
         return min(limit, len(os.sched_getaffinity(0)))
@@ -83,4 +86,4 @@ class Process:
     def check(self) -> None:
         """Raises EngineClosed in any process but the owner."""
         if os.getpid() != self.pid:
-            raise EngineClosed(f"opened in process {self.pid}, used in process {os.getpid()}; open it again after a fork")
+            raise EngineClosed(f"opened in process {self.pid}, used in its fork {os.getpid()}")

@@ -26,7 +26,6 @@ from ninfer._cpu.kernels.simd import (
     f32,
     f32_t,
     fill,
-    fma,
     fma_ir,
     i32p,
     i64,
@@ -238,8 +237,8 @@ def _clear(acc, n):
 def attention(a, begin, end, ws):
     """A task is (row, block of tokens, key head, split), or with ``splits`` 0 all splits of such columns.
 
-    Words: row metadata; W, tokens of a block, blocks of a row, splits, out, q, gate, key plane, value plane, bf16 planes,
-    blocks, pages of a block row, pages, hq, hk, hd, gemm, scratch (token, head, split: hd padded, peak, mass).
+    Words: row metadata; W, tokens of a block, blocks of a row, splits, out, q, gate, key plane, value plane, bf16
+    planes, blocks, pages of a block row, pages, hq, hk, hd, gemm, scratch (token, head, split: hd padded, peak, mass).
     """
     w = i64p(a)
     columns, block, per_row, splits = w[4], w[5], w[6], w[7]

@@ -17,6 +17,7 @@ from ninfer._cpu.kernels.simd import (
     LANES,
     VF,
     VI,
+    call,
     const,
     fconst,
     i8,
@@ -27,7 +28,6 @@ from ninfer._cpu.kernels.simd import (
     shuffle,
     splat,
     widen_bf16,
-    call,
 )
 
 _BYTES = ir.VectorType(i8, LANES)

@@ -180,7 +180,7 @@ def gdn_scan(a, begin, end, ws):
     Words: common; q, k, v (convolution inputs), z, norm, eps, state, tail, y, gates, out, record d (0 without), rows.
     """
     w = i64p(a)
-    columns, nk, nv, dk, dv, taps = w[COLUMNS], w[NK], w[NV], w[DK], w[DV], w[TAPS]
+    columns, nk, nv, dk, dv = w[COLUMNS], w[NK], w[NV], w[DK], w[DV]
     channels = 2 * nk * dk + nv * dv
     state, y, gates, out, record, rows = w[16], w[18], w[19], w[20], w[21], w[22]
     strip, d, o = ws, ws + 4 * dk * STRIP, ws + 4 * dk * STRIP + 4 * STRIP

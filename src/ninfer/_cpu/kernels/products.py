@@ -160,8 +160,8 @@ def _make_gemm(columns: int):
         with cgutils.for_range_slice(b, whole, cols, _word(LANES), intp=i64) as (k, _):
             step(k, mask_ir(b, b.sub(cols, k)))
         for c in range(columns):
-            out = b.mul(ldy, _word(4 * c))
-            b.store(sum4_ir(b, [b.load(acc[r][c]) for r in range(ROWS)]), at(b, y, ir.VectorType(f32_t, 4), out), align=4)
+            out = at(b, y, ir.VectorType(f32_t, 4), b.mul(ldy, _word(4 * c)))
+            b.store(sum4_ir(b, [b.load(acc[r][c]) for r in range(ROWS)]), out, align=4)
         return context.get_dummy_value()
 
     @intrinsic

@@ -17,7 +17,7 @@ def project(a, begin, end, ws):
     """out_i[t, n] = W_i[n] . x[t], or += scale[t] times that.
 
     Words: columns, address table of the columns, add (0 or 1), scale or 0, matrices; then for each matrix: its words,
-    out, stride of out, first task, rows per task.
+    out, rows wanted (the stride of out), first task, rows per task.
     """
     w = i64p(a)
     columns, table, add, scale = w[0], w[1], w[2], w[3]
@@ -29,7 +29,7 @@ def project(a, begin, end, ws):
                 item = TABLE + ITEM * j
         matrix, out, stride, block = w[item], w[item + 1], w[item + 2], w[item + 4]
         row = (task - w[item + 3]) * block
-        n = min(block, i64p(matrix)[1] - row)
+        n = min(block, stride - row)
         product(matrix, row, n, table, columns, y, block, ws)
         for t in range(columns):
             source, target = f32(y + 4 * t * block), f32(out + 4 * (t * stride + row))
@@ -46,14 +46,14 @@ def project(a, begin, end, ws):
 def swiglu(a, begin, end, ws):
     """out[t, n] = silu(G[n] . x[t]) * (U[n] . x[t]).
 
-    Words: columns, address table of the columns, gate words, up words, out, stride of out, rows per task.
+    Words: columns, address table of the columns, gate words, up words, out, rows (the stride of out), rows per task.
     """
     w = i64p(a)
     columns, table, stride, block = w[0], w[1], w[5], w[6]
     gate, up = ws + WS_RESULT, ws + WS_RESULT + 4 * block * columns
     for task in range(begin, end):
         row = task * block
-        n = min(block, i64p(w[2])[1] - row)
+        n = min(block, stride - row)
         product(w[2], row, n, table, columns, gate, block, ws)
         product(w[3], row, n, table, columns, up, block, ws)
         for t in range(columns):

@@ -250,8 +250,8 @@ def store_part(typingctx, p, i, x, n):
     """p[i : i+n] = x; n may exceed 16."""
 
     def codegen(context, b, signature, args):
-        pointer = b.gep(args[0], [args[1]])
-        call(b, "llvm.masked.store.v16f32.p0", ir.VoidType(), args[2], pointer, ir.Constant(i32, 4), mask_ir(b, args[3]))
+        pointer, mask = b.gep(args[0], [args[1]]), mask_ir(b, args[3])
+        call(b, "llvm.masked.store.v16f32.p0", ir.VoidType(), args[2], pointer, ir.Constant(i32, 4), mask)
         return context.get_dummy_value()
 
     return types.void(types.CPointer(types.float32), _index, vec, _index), codegen
@@ -377,8 +377,10 @@ def _operator(fn, opcode: str) -> None:
         return getattr(builder, opcode)(*args)
 
 
-for _fn, _opcode in ((operator.add, "fadd"), (operator.sub, "fsub"), (operator.mul, "fmul"), (operator.truediv, "fdiv")):
-    _operator(_fn, _opcode)
+_operator(operator.add, "fadd")
+_operator(operator.sub, "fsub")
+_operator(operator.mul, "fmul")
+_operator(operator.truediv, "fdiv")
 
 
 @njit(inline="always")
