@@ -77,7 +77,7 @@ def convert(
     or OSError when the artifact cannot be written.
     """
     started = time.perf_counter()
-    _check_arguments(out, recipe, name, components, shard_bytes)
+    _check_arguments(out, recipe, name, components, shard_bytes, progress)
     folder = Path(src)
     config = parse_config(read_json(folder, CONFIG), vision=components is None or "vision" in components)
     with Checkpoint(folder) as checkpoint:
@@ -132,9 +132,14 @@ def prepare(
 
 
 def _check_arguments(
-    out: str | os.PathLike[str], recipe: str, name: str | None, components: Sequence[str] | None, shard_bytes: int
+    out: str | os.PathLike[str],
+    recipe: str,
+    name: str | None,
+    components: Sequence[str] | None,
+    shard_bytes: int,
+    progress: bool | ProgressCallback | None,
 ) -> None:
-    if recipe not in RECIPES:
+    if not isinstance(recipe, str) or recipe not in RECIPES:
         raise InvalidRequest(f"{recipe!r} is not one of {', '.join(RECIPES)}", field="recipe")
     if name is not None and (not isinstance(name, str) or not name or "\0" in name):
         raise InvalidRequest(f"expected a non-empty string, got {name!r}", field="name")
@@ -144,6 +149,8 @@ def _check_arguments(
             raise InvalidRequest(f'expected "text" and perhaps "mtp", "vision", got {components!r}', field="components")
     if isinstance(shard_bytes, bool) or not isinstance(shard_bytes, int) or shard_bytes < 1 << 20:
         raise InvalidRequest(f"expected at least {1 << 20} bytes, got {shard_bytes!r}", field="shard_bytes")
+    if progress is not None and not isinstance(progress, bool) and not callable(progress):
+        raise InvalidRequest(f"expected None, a bool or a callable, got {progress!r}", field="progress")
     if os.path.lexists(out):
         raise InvalidRequest("exists already and is not replaced", field="out")
     if not Path(out).parent.is_dir():
