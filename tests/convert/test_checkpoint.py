@@ -118,9 +118,10 @@ def test_any_header_opens_or_is_refused(tmp_path_factory: pytest.TempPathFactory
     text = json.dumps(header).encode()
     (folder / "m.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
     try:
-        with Checkpoint(folder) as checkpoint:
-            for info in checkpoint.tensors.values():
-                assert all(n >= 0 for n in info.shape)
-                assert info.offset + info.nbytes <= 8 + len(text) + len(data)
-    except ConversionError as error:
-        assert error.tensor
+        checkpoint = Checkpoint(folder)
+    except ConversionError:
+        return
+    with checkpoint:
+        for info in checkpoint.tensors.values():
+            assert all(n >= 0 for n in info.shape)
+            assert info.offset + info.nbytes <= 8 + len(text) + len(data)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from ninfer.artifact import Artifact, TensorObject, plane_view, unswizzle_scales
+from ninfer.artifact.verification import verify
 from ninfer.convert import convert
 from ninfer.convert.quantised import declared_schemes
 from ninfer.errors import ConversionError
@@ -77,7 +78,7 @@ class Maker:
 
 
 def mixed() -> Tensors:
-    """Layer 0: NVFP4 with two divisors in one group, FP8 output. Layer 1: FP8 and NVFP4 attention, NVFP4 weight-only."""
+    """Layer 0: NVFP4 with two divisors in one group, FP8 output. Layer 1: FP8 and NVFP4 attention, weight-only MLP."""
     make = Maker()
     make.floats("model.embed_tokens.weight", VOCAB, H)
     make.floats("lm_head.weight", VOCAB, H)
@@ -147,9 +148,12 @@ def stored_rows(artifact: Artifact, name: str) -> tuple[str, np.ndarray, np.ndar
 
 def test_words_arrive_bit_for_bit(source: Any, opened: Callable[[Path], Artifact], tmp_path: Path) -> None:
     t = mixed()
-    convert(source(t), tmp_path / "m", recipe="bf16", progress=False)
+    convert(source(t), tmp_path / "m", recipe="import", progress=False)
     artifact = opened(tmp_path / "m")
     check(artifact)
+    assert verify(artifact.source) == []
+    formats = {o.format for o in artifact.directory.objects.values() if isinstance(o, TensorObject)}
+    assert formats == {"bf16", "fp32", "nvfp4", "fp8_e4m3fn_row_bf16"}
 
     attention, gdn = "model.layers.1.self_attn.", "model.layers.0.linear_attn."
     per_head = np.arange(2 * HEADS * HEAD).reshape(HEADS, 2, HEAD)

@@ -1,4 +1,4 @@
-"""Checkpoints that cannot become artifacts, wrong arguments, interruptions: one clear error, and nothing left behind."""
+"""Checkpoints that cannot become artifacts, wrong arguments, interruptions: one clear error, nothing left behind."""
 
 from __future__ import annotations
 
@@ -97,6 +97,10 @@ def test_a_value_too_large_for_the_format(copied: Copied, recipe: str) -> None:
     error = refused(folder, recipe)
     assert error.tensor == name
     assert error.reason.startswith("row 5")
+
+
+def test_nothing_to_import(copied: Copied) -> None:
+    assert refused(copied("dense"), "import").tensor == "config.json"
 
 
 def test_an_integer_tensor(copied: Copied) -> None:

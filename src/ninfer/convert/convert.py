@@ -22,8 +22,11 @@ from ninfer.convert.resources import text_resources, vision_resources
 from ninfer.convert.sources import locate
 from ninfer.convert.streaming import Chunk, encoded
 from ninfer.errors import ConversionError, InvalidRequest
-from ninfer.models.qwen3_5.recipes import RECIPES
+from ninfer.models.qwen3_5 import recipes
 from ninfer.options import ProgressCallback
+
+RECIPES: Mapping[str, recipes.Recipe] = {**recipes.RECIPES, "import": recipes.RECIPES["bf16"]}
+"""Number formats by role. "import" wants a quantised checkpoint, and stores what is not quantised as bfloat16."""
 
 COMPONENTS = ("text", "mtp", "vision")
 _PREFIXES = {"mtp": "mtp.", "vision": "model.visual."}
@@ -128,6 +131,8 @@ def prepare(
         provenance={"converter": "ninfer", "recipe": recipe},
     )
     _refuse_extra(config, checkpoint, planned, chosen)
+    if recipe == "import" and not any(item.stored.format for p in planned.parents.values() for item in p.items):
+        raise ConversionError("nothing is quantised here that could be imported", tensor=CONFIG)
     return planned
 
 

@@ -178,7 +178,7 @@ def _infinity(g: Geometry) -> int:
 
 
 def _check_finite(rows: _Rows, first: int, words: Words, infinity: int) -> None:
-    """Refuses words ``[m, columns]`` (bfloat16 as uint16, or binary32 as uint32) of a magnitude from ``infinity`` up."""
+    """Refuses magnitudes from ``infinity`` up among words ``[m, columns]``: bfloat16 as uint16, binary32 as uint32."""
     magnitude = 0x7FFF if words.itemsize == 2 else 0x7FFFFFFF
     if _largest(words, magnitude) < infinity:
         return
