@@ -23,8 +23,11 @@ class Units:
         self.memory = memory
         self.table = table
         fields, results = input_fields(shape.rows, shape.columns, pages(shape.context)), output_fields(shape.rows)
-        self._short, self._tabled = end_of(fields, "purpose"), end_of(fields, "blocks")
-        self._brief = end_of(results, "logprob")
+        up, down = memory.input.bytes, memory.output.bytes
+        self._short, self._tabled, self._whole = (
+            up.head(nbytes) for nbytes in (end_of(fields, "purpose"), end_of(fields, "blocks"), up.nbytes)
+        )
+        self._brief, self._scored = down.head(end_of(results, "logprob")), down
         self._frames = [InputFrame(device, fields, shape.rows) for _ in range(2)]
         self._output = HostBlock(device, results)
         self._done = device.event()
@@ -71,10 +74,9 @@ class Units:
     def finish(self, frame: InputFrame, B: int, scores: bool) -> HostBlock:
         """Sample, bring the results down and wait for them."""
         self._launch(self._finish[B - 1])
-        out = self._output
-        nbytes = len(out.bytes) if scores else self._brief
-        self.device.download(out.bytes[:nbytes], self.memory.output.bytes.head(nbytes))
-        self._count("download", nbytes)
+        out, source = self._output, self._scored if scores else self._brief
+        self.device.download(out.bytes[: source.nbytes], source)
+        self._count("download", source.nbytes)
         frame.event.record()
         frame.event.wait()
         return out
@@ -145,12 +147,12 @@ class Units:
         if (dirty or wide) and frame.table_version != version:
             frame.block.fields["blocks"][:] = self.table.tables[PoolKind.MAIN]
             frame.table_version = version
-        nbytes = len(frame.block.bytes) if wide else self._tabled if dirty else self._short
-        self.device.upload(self.memory.input.bytes.head(nbytes), frame.block.bytes[:nbytes])
+        target = self._whole if wide else self._tabled if dirty else self._short
+        self.device.upload(target, frame.block.bytes[: target.nbytes])
         if dirty and self.memory.model.blocks is not None:
             self.device.copy(self.memory.model.blocks, self.memory.input.fields["blocks"])
         self._table_version = version
-        self._count("upload", nbytes)
+        self._count("upload", target.nbytes)
 
     def _launch(self, graph: Graph) -> None:
         graph.launch()

@@ -114,7 +114,7 @@ def moe_swiglu(a, begin, end, ws):
             while at < last:
                 columns = min(most, last - at)
                 for c in range(columns):
-                    i64p(table)[c] = w[1] + 4 * types.int64(i32p(order)[at + c]) // k * n
+                    i64p(table)[c] = w[1] + 4 * (types.int64(i32p(order)[at + c]) // k) * n
                 product(i64p(w[3])[e], row, count, table, columns, gate, block, ws)
                 product(i64p(w[4])[e], row, count, table, columns, up, block, ws)
                 for c in range(columns):
