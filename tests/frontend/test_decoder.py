@@ -99,8 +99,8 @@ def test_content_is_never_thinking_again():
     assert read(decoder(), [b"a<think>b</think>\n\nc"]) == [["content", "a<think>b</think>\n\nc"]]
 
 
-FRAGMENTS = ["</think>", "\n", "</thi", "nk>", "a", "é", "😀", " ", "<tool_call>", "</tool_call>", "<function=run>", "stop",
-             "<parameter=code>", "</parameter>", "</function>", "st", "op", "\n</parameter>"]  # fmt: skip
+FRAGMENTS = ["</think>", "\n", "</thi", "nk>", "a", "é", "😀", " ", "<tool_call>", "</tool_call>", "<function=run>",
+             "stop",              "<parameter=code>", "</parameter>", "</function>", "st", "op", "\n</parameter>"]  # fmt: skip
 soup = st.lists(st.sampled_from(FRAGMENTS), max_size=24).map(lambda parts: "".join(parts).encode())
 
 
@@ -183,7 +183,8 @@ def transcript(seed: int) -> tuple[str, list[RawCall], str]:
     rng = random.Random(seed)
     space = lambda: rng.choice(["\n", "\n", "", " \n", "\n\n  "])  # noqa: E731
     strings = ["Paris", "", " padded ", "two\nlines\n", "\n\nouter\n\n", "5", "null", "é😀東京", "</parameter> inline",
-               "a</tool_call>b", "<parameter=x>", "</function>\n</tool_call>", "if a < b:\n\treturn '</think>'"]  # fmt: skip
+               "a</tool_call>b", "<parameter=x>", "</function>\n</tool_call>",
+               "if a < b:\n\treturn '</think>'"]  # fmt: skip
     prose = rng.choice(["", "Let me look. ", "I <tool_call> mean\n\n", "a < b\n", "日本語。"])
     text, calls = prose, []
     for i in range(rng.randint(1, 3)):
@@ -195,7 +196,7 @@ def transcript(seed: int) -> tuple[str, list[RawCall], str]:
             key = rng.choice(["city", "days", "code", "options", "other"])
             typed = {"days": [3, -7], "options": [{}, {"a": [1, None]}], "other": [True, 1.5, "free text"]}
             value = rng.choice(typed.get(key, strings))
-            if key in ("city", "days") and name == "run" or key in ("code", "options") and name != "run":
+            if (key in ("city", "days") and name == "run") or (key in ("code", "options") and name != "run"):
                 value = "plain words"
             arguments[key] = value
             body += f"{space()}<parameter={key}>\n{written(value)}\n</parameter>"
@@ -249,7 +250,8 @@ def call(body: str, name: str = "run") -> str:
     [
         ("", {}),
         ("<parameter=code>\na\n</parameter>\n<parameter=code>\nb\n</parameter>\n", {"code": "b"}),
-        ("<parameter=code>\n1\n</parameter>\n<parameter=x>\n2\n</parameter>\n<parameter=code>\n3\n</parameter>", {"code": "3", "x": 2}),
+        ("<parameter=code>\n1\n</parameter>\n<parameter=x>\n2\n</parameter>\n<parameter=code>\n3\n</parameter>",
+         {"code": "3", "x": 2}),
         ("<parameter=code>inline</parameter>", {"code": "inline"}),
         ("<parameter=code>inline\n</parameter>", {"code": "inline"}),
         ("<parameter=code>\n\n</parameter>", {"code": ""}),

@@ -66,6 +66,13 @@ def assistant(**keys):
     return {"role": "assistant", "content": "c", **keys}
 
 
+TEXT = {"type": "text", "text": "x"}
+
+
+def parts(*content):
+    return {"role": "user", "content": list(content)}
+
+
 def calling(**function):
     return assistant(tool_calls=[{"function": {"name": "f", **function}}])
 
@@ -86,12 +93,12 @@ def calling(**function):
         ({"role": "user", "content": ["x"]}, "messages[1].content[0]"),
         ({"role": "user", "content": [{"type": "text"}]}, "messages[1].content[0].text"),
         ({"role": "user", "content": [{"type": "text", "text": 3}]}, "messages[1].content[0].text"),
-        ({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image", "image": "x"}]}, "messages[1].content[1]"),
+        (parts(TEXT, {"type": "image", "image": "x"}), "messages[1].content[1]"),
         ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, "messages[1].content[0]"),
         ({"role": "user", "content": [{"image": "x", "text": "y"}]}, "messages[1].content[0]"),
         ({"role": "user", "content": [{"type": "file", "file": "x"}]}, "messages[1].content[0].type"),
-        ({"role": "user", "content": [{"type": "text", "text": "x", "detail": "high"}]}, "messages[1].content[0].detail"),
-        ({"role": "user", "content": [{"type": "text", "text": "x", "cache_marker": 1}]}, "messages[1].content[0].cache_marker"),
+        (parts({**TEXT, "detail": "high"}), "messages[1].content[0].detail"),
+        (parts({**TEXT, "cache_marker": 1}), "messages[1].content[0].cache_marker"),
         ({**USER, "cache_marker": "yes"}, "messages[1].cache_marker"),
         ({**USER, "images": ["x"]}, "messages[1].images"),
         ({**USER, "reasoning_content": "r"}, "messages[1].reasoning_content"),

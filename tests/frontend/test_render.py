@@ -12,6 +12,7 @@ SYSTEM = {"role": "system", "content": "Be brief."}
 USER = {"role": "user", "content": "Where is Ada?"}
 CALL = {"function": {"name": "find", "arguments": {"who": "Ada"}}}
 ASKING = {"role": "assistant", "content": None, "reasoning_content": "Look.", "tool_calls": [CALL]}
+THOUGHT = {"role": "assistant", "content": None, "reasoning_content": "Hm."}
 RESULT = {"role": "tool", "content": "garden"}
 TOOLS = [Tool(name="find", parameters={"type": "object"}), Tool(name="walk")]
 
@@ -57,8 +58,8 @@ def test_boundaries_are_shared_by_prompts_that_differ_later(qwen):
         ([USER, ASKING, marked(RESULT)], "garden\n</tool_response><|im_end|>\n"),
         ([USER, ASKING, marked(RESULT), RESULT], "garden\n</tool_response>"),
         ([USER, marked({"role": "assistant", "content": "Here. "}), USER], "Here.<|im_end|>\n"),
-        ([USER, marked({"role": "assistant", "content": None, "reasoning_content": "Hm."})], "Hm.\n</think>\n\n<|im_end|>\n"),
-        ([marked(USER, content=[{"type": "text", "text": "Where "}, {"type": "text", "text": "is he?"}])], "Where is he?<|im_end|>\n"),
+        ([USER, marked(THOUGHT)], "Hm.\n</think>\n\n<|im_end|>\n"),
+        ([marked(USER, content=[{"text": "Where "}, {"text": "is he?"}])], "Where is he?<|im_end|>\n"),
     ],
 )  # fmt: skip
 def test_message_markers(qwen, messages, ending):

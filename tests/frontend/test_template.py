@@ -4,19 +4,35 @@ from __future__ import annotations
 
 import hashlib
 import random
+import re
 
 import pytest
+from jinja2.exceptions import TemplateError
 
 from ninfer.errors import ArtifactError, InvalidRequest
 from ninfer.frontend.messages import read_messages
 from ninfer.frontend.template import ChatTemplate
 from ninfer.frontend.tools import read_tools
 
-WORDS = (
-    'Ada <think> </think> <|im_end|> naïve 東京 😀 \n\n  x=1 {{ y }} <tool_response> "quoted" <b>&amp;</b> \t'.split(
-        " "
-    )
-)
+WORDS = [
+    "Ada",
+    "<think>",
+    "</think>",
+    "<|im_end|>",
+    "naïve",
+    "東京",
+    "😀",
+    "\n\n",
+    "",
+    "x=1",
+    "{{",
+    "y",
+    "}}",
+    "<tool_response>",
+    '"quoted"',
+    "<b>&amp;</b>",
+    "\t",
+]
 VALUES = [
     "text",
     "",
@@ -115,14 +131,15 @@ def test_equal_to_transformers_over_generated_conversations(template, reference)
         declared = [declaration.value for declaration in read_tools(tools)]
         try:
             expected = reference(messages, tools, variables)
-        except Exception as error:
-            refused += 1
-            with pytest.raises(InvalidRequest) as refusal:
-                template.render(values, declared or None, variables)
-            assert str(error) in refusal.value.reason
+        except TemplateError as error:
+            reason = error.message
+        else:
+            rendered += 1
+            assert template.render(values, declared or None, variables) == expected
             continue
-        rendered += 1
-        assert template.render(values, declared or None, variables) == expected
+        refused += 1
+        with pytest.raises(InvalidRequest, match=re.escape(reason)):
+            template.render(values, declared or None, variables)
     assert rendered > 150
     assert refused > 0
 
@@ -181,8 +198,10 @@ def test_a_tail_of_tool_results_renders(template):
     assert template.render(messages, None, {}).endswith("<tool_response>\nt\n</tool_response><|im_end|>\n")
 
 
-@pytest.mark.parametrize("source", ["", "{% for %}", "{{ x|nofilter }}", "{{ 'a' }", "{% include 'x' %}", "{% block b %}{% endblock %}",
-                                    "{{ " + "(" * 50_000 + "1" + ")" * 50_000 + " }}", "x" * (1 << 20) + "x"])  # fmt: skip
+@pytest.mark.parametrize("source",
+    ["", "{% for %}", "{{ x|nofilter }}", "{{ 'a' }", "{% include 'x' %}", "{% block b %}{% endblock %}",
+     "{{ " + "(" * 50_000 + "1" + ")" * 50_000 + " }}", "x" * (1 << 20) + "x"],
+)  # fmt: skip
 def test_broken_sources(source):
     with pytest.raises(ArtifactError) as refusal:
         ChatTemplate(source, {})
@@ -200,14 +219,17 @@ def test_variables_reach_the_template():
         ("{{ strftime_now('%Y')|length }}", "4"),
         ("{{ {'a': [1, 'é', '<']}|tojson }}", '{"a": [1, "é", "<"]}'),
         ("{{ {'b': 1, 'a': 2}|tojson(indent=1) }}", '{\n "b": 1,\n "a": 2\n}'),
-        ("{% for i in range(9) %}{% if i == 3 %}{% break %}{% endif %}{% if i == 1 %}{% continue %}{% endif %}{{ i }}{% endfor %}", "02"),
+        ("{% for i in range(9) %}{% if i == 3 %}{% break %}{% elif i == 1 %}{% continue %}{% endif %}{{ i }}{% endfor %}",
+         "02"),
         ("{% generation %}a{{ 1 }}{% endgeneration %}b", "a1b"),
         ("{% set ns = namespace(n=0) %}{% for i in [1, 2] %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}", "3"),
         ("{{ dict(a=1).items()|list }}", "[('a', 1)]"),
         ("{% for k, v in {'x': 1}|items %}{{ loop.index0 }}{{ loop.last }}{{ k ~ v }}{% endfor %}", "0Truex1"),
-        ("{% for i in [1, 2, 3] if i != 2 %}{{ loop.previtem }}{{ i }}{{ loop.nextitem }};{% else %}none{% endfor %}", "13;13;"),
+        ("{% for i in [1, 2, 3] if i != 2 %}{{ loop.previtem }}{{ i }}{{ loop.nextitem }};{% else %}-{% endfor %}",
+         "13;13;"),
         ("{% for n in [{'c': [{'c': []}]}] recursive %}<{{ loop(n.c) }}>{% endfor %}", "<<>>"),
-        ("{% macro m(a, b='d') %}{{ a }}{{ b }}{{ caller() if caller }}{% endmacro %}{{ m(1) }}{% call m(2) %}c{% endcall %}", "1d2dc"),
+        ("{% macro m(a, b='d') %}{{ a }}{{ b }}{{ caller() if caller }}{% endmacro %}"
+         "{{ m(1) }}{% call m(2) %}c{% endcall %}", "1d2dc"),
         ("{% filter upper %}abc{% endfilter %}{% set x %}y{% endset %}{{ x }}", "ABCy"),
         ("{{ 'a,b'.split(',')[-1] }}{{ 'abc'[::-1] }}{{ [1, 2, 3][1:] }}", "bcba[2, 3]"),
         ("{{ '%s-%03d' % ('a', 7) }}{{ '{:>3}'.format(5) }}{{ '%s'|format('z') }}", "a-007  5z"),

@@ -36,7 +36,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from jinja2.tests import TESTS
 from jinja2.utils import Namespace, pass_context
 
-WORK = 4_000_000
+WORK = 1_000_000
 WORK_PER_CHARACTER = 16
 MAX_DEPTH = 64
 MAX_BITS = 4096

@@ -30,9 +30,8 @@ class Tokenizer:
         self.config = json_object(resources.tokenizer_config, "tokenizer_config.json")
         self.vocabulary: Vocabulary = read_vocabulary(spec, self.config, resources.vocab_rows)
         self._source = resources.tokenizer_json
-        listed = spec.get("added_tokens") or []
-        missing = _listed_only_in(self.config, {entry["id"] for entry in listed})
-        self._encoder = _build({**spec, "added_tokens": [*listed, *missing]} if missing else self._source)
+        self._encoder = _build(self._source)
+        _add_listed_only_in(self.config, self._encoder)
         for token in self.vocabulary.added.values():
             if self._encoder.token_to_id(token.content) != token.id:
                 raise broken("tokenizer.json: added_tokens", f"token {token.content!r} does not load as id {token.id}")
@@ -81,7 +80,8 @@ class Tokenizer:
             return []
         with self._plain_lock:
             if self._plain is None:
-                self._plain = _build({**json_object(self._source, "tokenizer.json"), "added_tokens": []})
+                spec = {**json_object(self._source, "tokenizer.json"), "added_tokens": []}
+                self._plain = _build(json.dumps(spec).encode())
         ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
         return ids
 
@@ -97,23 +97,23 @@ def decode_utf8(pending: bytes, data: bytes, *, final: bool = False) -> tuple[st
     return text, joined[used:]
 
 
-def _listed_only_in(config: dict[str, Any], known: set[int]) -> list[dict[str, Any]]:
-    """Entries, by id, for the added tokens that tokenizer_config.json lists and tokenizer.json does not."""
+def _add_listed_only_in(config: dict[str, Any], encoder: Any) -> None:
+    """Add the tokens that tokenizer_config.json lists and tokenizer.json does not. They take the next ids."""
+    from tokenizers import AddedToken
+
+    known = encoder.get_added_tokens_decoder()
     decoder = {int(key): entry for key, entry in (config.get("added_tokens_decoder") or {}).items()}
-    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
-    return [
-        {"id": token, "content": entry["content"], **{flag: bool(entry.get(flag, False)) for flag in flags}}
-        for token, entry in sorted(decoder.items())
-        if token not in known
-    ]
+    for token, entry in sorted(decoder.items()):
+        if token not in known:
+            flags = {flag: bool(entry.get(flag, False)) for flag in ("normalized", "special")}
+            encoder.add_tokens([AddedToken(entry["content"], **flags)])
 
 
-def _build(spec: dict[str, Any] | bytes) -> Any:
+def _build(source: bytes) -> Any:
     from tokenizers import Tokenizer as Encoder
 
     try:
-        source = spec.decode() if isinstance(spec, bytes) else json.dumps(spec, ensure_ascii=False)
-        encoder = Encoder.from_str(source)
+        encoder = Encoder.from_str(source.decode())
     except Exception as error:  # the binding raises bare Exception
         raise broken("tokenizer.json", str(error)) from None
     encoder.no_truncation()
