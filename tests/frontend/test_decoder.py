@@ -100,7 +100,8 @@ def test_content_is_never_thinking_again():
 
 
 FRAGMENTS = ["</think>", "\n", "</thi", "nk>", "a", "é", "😀", " ", "<tool_call>", "</tool_call>", "<function=run>",
-             "stop",              "<parameter=code>", "</parameter>", "</function>", "st", "op", "\n</parameter>"]  # fmt: skip
+             "stop",              "<parameter=code>", "</parameter>", "</function>", "st", "op",
+             "\n</parameter>"]  # fmt: skip
 soup = st.lists(st.sampled_from(FRAGMENTS), max_size=24).map(lambda parts: "".join(parts).encode())
 
 

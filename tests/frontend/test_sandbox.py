@@ -26,7 +26,8 @@ UNBOUNDED = {
     "loop without end": "{% for i in range(10**18) %}{% endfor %}",
     "loop over text": "{% for i in range(9999) %}" + LONG + "{% endfor %}",
     "loop in a test": "{% for i in range(100000) if i in range(100000)|list %}{% endfor %}",
-    "recursive loop": "{% for x in [1] recursive %}{% for y in range(999) %}{{ loop(range(999)) }}{% endfor %}{% endfor %}",
+    "recursive loop": "{% for x in [1] recursive %}{% for y in range(999) %}{{ loop(range(999)) }}"
+    "{% endfor %}{% endfor %}",
     "recursive loop, wide": "{% for x in [1] recursive %}{{ loop(range(10**9)) }}{% endfor %}",
     "macro without end": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
     "macro tree": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(50) }}",
@@ -77,8 +78,10 @@ UNBOUNDED = {
     "shared lists tested": grow(BOTH, "{{ ns.x is eq(ns.y) }}"),
     "shared lists searched": grow(BOTH, "{{ [ns.y].index(ns.x) }}"),
     "JSON indent": grow("{% set ns.x = [ns.x] %}", "{{ ns.x|tojson(indent=10**9) }}"),
-    "comparing long texts": "{% set s = 'a' * 10**6 %}{% set u = 'a' * 10**6 %}{% for i in range(9999) %}{{ s == u }}{% endfor %}",
-    "searching long texts": "{% set s = 'a' * 10**6 %}{% for i in range(9999) %}{{ s.find('b') }}{{ 'b' in s }}{% endfor %}",
+    "comparing long texts": "{% set s = 'a' * 10**6 %}{% set u = 'a' * 10**6 %}"
+    "{% for i in range(9999) %}{{ s == u }}{% endfor %}",
+    "searching long texts": "{% set s = 'a' * 10**6 %}"
+    "{% for i in range(9999) %}{{ s.find('b') }}{{ 'b' in s }}{% endfor %}",
     "slicing long texts": "{% set s = 'a' * 10**6 %}{% for i in range(100000) %}{% set u = s[1:] %}{% endfor %}",
     "sorting": "{% set x = range(1000)|list * 1000 %}{% for i in range(1000) %}{% set y = x|sort %}{% endfor %}",
     "grouping": "{% set x = [{'a': 1}] * 100000 %}{% for i in range(1000) %}{% set y = x|groupby('a') %}{% endfor %}",
