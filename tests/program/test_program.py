@@ -25,11 +25,8 @@ from hypothesis import strategies as st
 
 from ninfer.contract import RowDecision, RowStatus, SamplingSpec, Shortage, StartStatus, TransactionStatus, UnitLicense
 from ninfer.errors import DeviceError, InvariantError, OutOfDeviceMemory, StaleHandle
-from ninfer.program.capacity import AutomaticKV, ExplicitKV
-from ninfer.program.layout import KVCodec
-from ninfer.program.memory import Shape, measure
-from ninfer.program.opening import open_program
-from ninfer.program.program import Program
+from ninfer.program import AutomaticKV, ExplicitKV, KVCodec, Program, Shape, open_program
+from ninfer.program.memory import measure
 
 SHAPE = Shape(rows=3, context=256, chunk=64, control=6, codec=KVCodec.FP32, vocabulary=37)
 WARM = SamplingSpec(0.8, 1.0, 0, 0.0, 0.5, 0.25, (7 << 32) | 5)
@@ -497,15 +494,22 @@ def test_closing_frees_graphs_before_memory_and_only_once() -> None:
     assert device.finished == device.submitted
 
 
-def test_a_failed_start_returns_its_memory() -> None:
-    device = SymbolicDevice()
-
+@pytest.mark.parametrize("place", ["arena", "capture"])
+def test_a_failed_start_returns_its_memory(place: str) -> None:
     class Broken(SymbolicModel):
         def place(self, scope, device, p):
-            if not hasattr(scope, "arena"):
-                return super().place(scope, device, p)
-            raise ZeroDivisionError
+            if place == "arena" and device.held:
+                raise ZeroDivisionError
+            return super().place(scope, device, p)
 
+    class Device(SymbolicDevice):
+        def capture(self, work):
+            if place == "capture" and len(self.graphs) == 4:
+                raise ZeroDivisionError
+            return super().capture(work)
+
+    device = Device()
     with pytest.raises(ZeroDivisionError):
         open_program(device, Broken(), SHAPE, AutomaticKV(0))
     assert device.held == 0
+    assert device.events == ["graph closed"] * len(device.graphs) + ["arena closed"]

@@ -15,10 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from ninfer.contract import Handle, PendingBatch, ResourcePlan, RowDecision, RowStatus, StartStatus, UnitLicense
 from ninfer.errors import DeviceError
-from ninfer.program.capacity import ExplicitKV
-from ninfer.program.layout import KVCodec, pages
-from ninfer.program.memory import Shape
-from ninfer.program.opening import open_program
+from ninfer.program import ExplicitKV, KVCodec, Shape, open_program
+from ninfer.program.layout import pages
 
 VOCABULARY = 37
 SHAPE = Shape(rows=3, context=192, chunk=48, control=4, codec=KVCodec.FP32, vocabulary=VOCABULARY)

@@ -16,12 +16,8 @@ from ninfer.contract import TokenScore, UnitLicense
 from ninfer.models.qwen3_5.bind import bind
 from ninfer.models.qwen3_5.geometries import text_geometry
 from ninfer.models.qwen3_5.synthetic import synthetic_source
-from ninfer.program.capacity import AutomaticKV, ExplicitKV
-from ninfer.program.layout import KVCodec, build_pool_layouts
-from ninfer.program.memory import Shape
-from ninfer.program.opening import open_program
-from ninfer.program.program import Program
-from ninfer.program.text import QwenText
+from ninfer.program import AutomaticKV, ExplicitKV, KVCodec, Program, QwenText, Shape, open_program
+from ninfer.program.layout import build_pool_layouts
 
 VOCABULARY = 390
 SHAPE = Shape(rows=3, context=256, chunk=64, control=8, codec=KVCodec.FP32, vocabulary=VOCABULARY)

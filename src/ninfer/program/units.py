@@ -5,6 +5,8 @@ Decode is two recordings per exact batch size, Forward and Finish, so that masks
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 
 from ninfer.contract import Arena, Device, Graph
@@ -35,9 +37,17 @@ class Units:
         self._table_version = -1
         self.counters = dict.fromkeys(("launches", "uploads", "upload_bytes", "downloads", "download_bytes"), 0)
         sizes = range(1, shape.rows + 1)
-        self._forward = [device.capture(partial(self._submit_forward, B)) for B in sizes]
-        self._recall = [device.capture(partial(self._submit_recall, B)) for B in sizes]
-        self._finish = [device.capture(partial(self._submit_finish, B)) for B in sizes]
+        with ExitStack() as graphs:
+
+            def capture(work: Callable[[], None]) -> Graph:
+                graph = device.capture(work)
+                graphs.callback(graph.close)
+                return graph
+
+            self._forward = [capture(partial(self._submit_forward, B)) for B in sizes]
+            self._recall = [capture(partial(self._submit_recall, B)) for B in sizes]
+            self._finish = [capture(partial(self._submit_finish, B)) for B in sizes]
+            self._graphs = graphs.pop_all()
 
     # -- host frames ---------------------------------------------------------------------------------------------
 
@@ -108,8 +118,7 @@ class Units:
     def close(self) -> None:
         """Graphs before the buffers they name."""
         self.drain()
-        for graph in (*self._forward, *self._recall, *self._finish):
-            graph.close()
+        self._graphs.close()
         self.arena.close()
 
     # -- submissions ---------------------------------------------------------------------------------------------
