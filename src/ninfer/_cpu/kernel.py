@@ -130,15 +130,16 @@ class Kernel:
     def __init__(self, function: Any, name: str, arity: int) -> None:
         signature = types.void(*(types.int64,) * arity)
         self.name = name
-        self._compiled: Any = CFunc(function, (signature.args, signature.return_type), locals={}, options=_OPTIONS)
-        self._compiled._cache = DiskCache(function, name)
+        native: Any = CFunc(function, (signature.args, signature.return_type), locals={}, options=_OPTIONS)
+        native._cache = DiskCache(function, name)
+        self._native = native
         self._address = 0
 
     def compile(self) -> None:
         """Compile the function or load it from the cache, unless that is done."""
         if not self._address:
-            self._compiled.compile()
-            self._address = self._compiled.address
+            self._native.compile()
+            self._address = self._native.address
 
     @property
     def address(self) -> int:

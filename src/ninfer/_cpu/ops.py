@@ -335,10 +335,10 @@ class _Experts:
     """Addresses of a bank's matrices, as the kernels take them."""
 
     def __init__(self, bank: Bank) -> None:
-        self.gate, self.up, self.down = (
-            np.array([cast(CpuMatrix, m).address for m in matrices], np.int64)
-            for matrices in (bank.gate, bank.up, bank.down)
-        )
+        def addresses(matrices: Sequence[Any]) -> npt.NDArray[np.int64]:
+            return np.array([m.address for m in matrices], np.int64)
+
+        self.gate, self.up, self.down = addresses(bank.gate), addresses(bank.up), addresses(bank.down)
 
 
 def _want(buffer: Buffer, name: str, shape: tuple[int, ...]) -> None:
