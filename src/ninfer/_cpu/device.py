@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from ninfer._cpu import threads as _threads
 from ninfer._cpu.buffers import DTYPES, CpuArena, CpuBuffer
 from ninfer._cpu.kernel import Kernel
+from ninfer._cpu.threads import Pool, count
 from ninfer.contract import Buffer, DeviceMemory, Shape
-from ninfer.errors import EngineClosed, InvariantError, OutOfDeviceMemory
+from ninfer.errors import InvariantError, OutOfDeviceMemory
 from ninfer.ops import Ops
 
 
@@ -67,21 +66,16 @@ class CpuDevice:
     ops: Ops
 
     def __init__(self, threads: int | None = None) -> None:
-        """Start (or join) Numba's threads. Raises DeviceError."""
+        """Start the threads; see ``ninfer._cpu.threads.count`` for how many."""
         from ninfer._cpu.kernels.products import WS_BYTES
-        from ninfer._cpu.launch import launcher
         from ninfer._cpu.ops import CpuOps
 
-        self._guard: AbstractContextManager[object] = _threads.choose()
-        self.threads = _threads.count(threads)
+        self.threads = count(threads)
         self.name = f"cpu ({self.threads} thread{'s' if self.threads > 1 else ''})"
-        self._process = _threads.Process()
-        self._launcher = launcher()
-        self._stride = WS_BYTES
         self._workspace = CpuArena(WS_BYTES * self.threads)
-        self._base = self._workspace.buffer(0, (WS_BYTES * self.threads,), "u8").address
+        base = self._workspace.buffer(0, (WS_BYTES * self.threads,), "u8").address
+        self._pool = Pool(self.threads, base, WS_BYTES)
         self._tape: Tape | None = None
-        self._closed = False
         self.ops = cast(Ops, CpuOps(self))
 
     def memory(self) -> DeviceMemory:
@@ -141,9 +135,8 @@ class CpuDevice:
             self._tape = None
 
     def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._workspace.close()
+        self._pool.close()
+        self._workspace.close()
 
     # -- for Ops
 
@@ -162,11 +155,7 @@ class CpuDevice:
 
     def run(self, entries: npt.NDArray[np.int64]) -> None:
         """Launch int64 [n, 4] entries in order and return when they are done."""
-        if self._closed:
-            raise EngineClosed("the device is closed")
-        self._process.check()
-        with self._guard:
-            _threads.call(self.threads, self._launcher, entries, self.threads, self._base, self._stride)
+        self._pool.run(entries)
 
     # -- own
 

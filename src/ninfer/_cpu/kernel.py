@@ -159,11 +159,11 @@ def kernel(name: str, arity: int = 4) -> Callable[[Any], Kernel]:
 
 def compile_all(progress: Callable[[int, int, str], None] | None = None) -> None:
     """Compile or load every kernel; ``progress(done, total, name)`` after each."""
-    from ninfer._cpu.launch import launcher
+    from ninfer._cpu.launch import native
 
     for module in KERNEL_MODULES:
         importlib.import_module(f"{_PACKAGE}.kernels.{module}")
-    launcher()
+    native()
     for done, each in enumerate(kernels.values(), 1):
         each.compile()
         if progress is not None:

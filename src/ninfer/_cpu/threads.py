@@ -1,89 +1,67 @@
-"""Numba's threading layer: which one, how many threads, and when it must not be used."""
+"""The threads of a device.
+
+They are the device's own and not Numba's: a parallel region of Numba's layers is joined by every thread of a pool that
+the whole process shares, which costs milliseconds where cores are busy, and OpenMP's aborts the child of a fork.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from ninfer import env
-from ninfer.errors import DeviceError, EngineClosed
-
-_workqueue = threading.Lock()
-
-
-def choose() -> AbstractContextManager[object]:
-    """Start Numba's threading layer and return what to hold while kernels run.
-
-    A layer that several threads may enter at once (TBB, OpenMP) is preferred. The work queue is not one, so launches
-    on it take turns process-wide. A layer that the application chose or already started is kept. Raises DeviceError.
-    """
-    import numba
-    from numba.core import config as numba_config
-    from numba.np.ufunc import parallel
-
-    config: Any = numba_config
-    chosen = config.THREADING_LAYER
-    try:
-        if chosen == "default" and not parallel._is_initialized:
-            config.THREADING_LAYER = "threadsafe"
-        try:
-            parallel._launch_threads()
-        except ValueError:
-            config.THREADING_LAYER = "workqueue"
-            parallel._launch_threads()
-        layer = numba.threading_layer()
-    except (ValueError, ImportError, RuntimeError) as error:
-        raise DeviceError(f"no usable Numba threading layer: {error}") from error
-    finally:
-        config.THREADING_LAYER = chosen
-    if layer in ("omp", "tbb"):
-        return nullcontext()
-    if layer == "workqueue":
-        return _workqueue
-    raise DeviceError(f"unknown Numba threading layer {layer!r}")
+from ninfer._cpu import launch
+from ninfer.errors import EngineClosed
 
 
 def count(wanted: int | None) -> int:
-    """Threads of a device: ``wanted``, else NINFER_CPU_THREADS, else one per usable core.
+    """Threads of a device: ``wanted``, else NINFER_CPU_THREADS, else one per usable core."""
+    if launch.SYS_FUTEX is None:
+        return 1
+    return wanted or env.cpu_threads() or len(os.sched_getaffinity(0))
 
-    Raises DeviceError above Numba's limit.
+
+class Pool:
+    """``threads`` threads, the calling one among them, each with ``stride`` bytes of workspace from ``workspace`` on.
+
+    One thread at a time runs work; several pools of a process know nothing of each other. After a fork every call
+    raises EngineClosed: threads do not survive it.
     """
-    import numba
 
-    limit = int(numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
-    wanted = wanted or env.cpu_threads()
-    if wanted is None:
-        return min(limit, len(os.sched_getaffinity(0)))
-    if wanted > limit:
-        raise DeviceError(f"{wanted} threads asked for, Numba's limit is {limit}")
-    return wanted
+    def __init__(self, threads: int, workspace: int, stride: int) -> None:
+        self.threads = threads
+        self._pid = os.getpid()
+        self._turn = threading.Lock()
+        self._closed = False
+        self._run, work, self._stop = launch.native()
+        self._workspace = workspace
+        self._memory = np.zeros(launch.SHARED + 64, np.uint8)
+        self._shared: int = -(-self._memory.ctypes.data // 64) * 64
+        self._workers = [
+            threading.Thread(target=work, args=(self._shared, workspace + i * stride), name="ninfer-cpu", daemon=True)
+            for i in range(1, threads)
+        ]
+        for worker in self._workers:
+            worker.start()
 
+    def run(self, entries: npt.NDArray[np.int64]) -> None:
+        """Launch int64 [n, 4] entries in order; returns when all their work is done."""
+        if self._pid != os.getpid():
+            raise EngineClosed(f"opened in process {self._pid}, used in its fork {os.getpid()}")
+        with self._turn:
+            if self._closed:
+                raise EngineClosed("the device is closed")
+            self._run(entries, self._shared, self.threads, self._workspace)
 
-def call(threads: int, function: Callable[..., None], *args: object) -> None:
-    """Call compiled parallel code with ``threads`` threads, whatever the calling thread's own setting is."""
-    import numba
-
-    before = numba.get_num_threads()
-    if before == threads:
-        function(*args)
-        return
-    numba.set_num_threads(threads)
-    try:
-        function(*args)
-    finally:
-        numba.set_num_threads(before)
-
-
-class Process:
-    """The process that owns a device. Threads do not survive a fork, and the OpenMP layer aborts in the child."""
-
-    def __init__(self) -> None:
-        self.pid = os.getpid()
-
-    def check(self) -> None:
-        """Raises EngineClosed in any process but the owner."""
-        if os.getpid() != self.pid:
-            raise EngineClosed(f"opened in process {self.pid}, used in its fork {os.getpid()}")
+    def close(self) -> None:
+        """End the workers. Idempotent; in a fork there are none to end."""
+        with self._turn:
+            if self._closed or self._pid != os.getpid():
+                return
+            self._closed = True
+            self._stop(self._shared, self.threads)
+        for worker in self._workers:
+            worker.join()
