@@ -10,7 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ninfer.artifact import Component, Directory, Proposal, RandomTensor, SyntheticSource, Use, write_artifact
+from ninfer.artifact import (
+    Binding,
+    Component,
+    Directory,
+    Part,
+    Proposal,
+    RandomTensor,
+    SyntheticSource,
+    Use,
+    write_artifact,
+)
 from ninfer.artifact.framing import ENTRY_MAGIC, HEADER_BYTES, pack_header, payload_start
 
 Image = tuple[dict[str, Any], bytes]
@@ -33,20 +43,19 @@ def sample() -> SyntheticSource:
         RandomTensor("bf16", (("vision/bias", (11,)),)),
         RandomTensor("fp32", (("text/divisor", ()),), values=np.array(3.5, np.float32)),
     ]
-    source = SyntheticSource(
+    divisor = Binding((Part("weight/000010", 0, 1),), whole=True)
+    uses = [Use("text/gate", "text/in", "AllowA4", {"activation_input_divisor": divisor})]
+    uses += [Use(f"text/{name}", "text/in", "A16Only") for name in ("query", "key", "up", "down", "head", "z")]
+    return SyntheticSource(
         tensors,
         components={
             "text": Component({"architectures": ["Example"]}, proposal=Proposal("indexed", 9)),
             "vision": Component({"depth": 1, "list": [1.5, {"a": None}]}, target="text"),
         },
         resources={("text", "tokenizer.json"): b'{"a":1}', ("vision", "preprocessor_config.json"): b"{}"},
+        uses=uses,
         metadata={"name": "exämple"},
     )
-    divisor = source.directory.bindings["text/divisor"]
-    uses = [Use("text/gate", "text/in", "AllowA4", {"activation_input_divisor": divisor})]
-    uses += [Use(f"text/{name}", "text/in", "A16Only") for name in ("query", "key", "up", "down", "head", "z")]
-    source.directory.uses.update({(use.parameter, use.input): use for use in uses})  # type: ignore[attr-defined]
-    return source
 
 
 @pytest.fixture(scope="session")

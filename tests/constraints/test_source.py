@@ -65,7 +65,8 @@ def test_order_number_spelling_and_places_survive():
     ("text", "line", "column"),
     [
         ("{bad", 1, 2), ('{"a":1,\n "a":2}', 2, 2), ("[1,]", 1, 4), ('{"a" 1}', 1, 6), ("[1] x", 1, 5), ("", 1, 1),
-        ("NaN", 1, 1), ("-", 1, 1), ("01", 1, 2), ('"\\ud800"', 1, 1), ("\ufeff1", 1, 1), ('["\n"]', 1, 3), ("[1", 1, 3),
+        ("NaN", 1, 1), ("-", 1, 1), ("01", 1, 2), (r'"\ud800"', 1, 1), ("\ufeff1", 1, 1), ('["\n"]', 1, 3),
+        ("[1", 1, 3),
     ],
 )  # fmt: skip
 def test_refusals_name_line_and_column(text, line, column):

@@ -21,19 +21,22 @@ RESOURCES = {
     "preprocessor_config.json": b'{"patch_size": 16, "temporal_patch_size": 2, "merge_size": 2}',
     "video_preprocessor_config.json": b'{"patch_size":16,"temporal_patch_size":2,"merge_size":2,"fps":2}',
 }
-TEXT: dict[str, Any] = dict(
-    vocab_size=320, hidden_size=128, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
-    linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16,
-    intermediate_size=192, max_position_embeddings=256, tie_word_embeddings=False,
-    rope_parameters=dict(rope_type="default", rope_theta=1e6, partial_rotary_factor=0.25, mrope_section=[2, 1, 1]),
-)  # fmt: skip
-MOE = {k: v for k, v in TEXT.items() if k != "intermediate_size"} | dict(
-    num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64, shared_expert_intermediate_size=96
-)
-VISION = dict(
-    depth=2, hidden_size=32, intermediate_size=72, num_heads=2, out_hidden_size=128, num_position_embeddings=16,
-)  # fmt: skip
-KINDS = ("dense", "tied", "moe", "dense-vl", "moe-vl")
+TEXT: dict[str, Any] = {
+    "vocab_size": 320, "hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 192,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+    "max_position_embeddings": 256, "tie_word_embeddings": False,
+    "rope_parameters": {
+        "rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25, "mrope_section": [2, 1, 1]
+    },
+}  # fmt: skip
+MOE = {k: v for k, v in TEXT.items() if k != "intermediate_size"} | {
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 96
+}  # fmt: skip
+VISION = {
+    "depth": 2, "hidden_size": 32, "intermediate_size": 72, "num_heads": 2, "out_hidden_size": 128,
+    "num_position_embeddings": 16,
+}  # fmt: skip
 
 
 def write_resources(folder: Path) -> None:
@@ -101,6 +104,18 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pat
         return cache[kind]
 
     return build
+
+
+@pytest.fixture(scope="session")
+def add_resources() -> Callable[[Path], None]:
+    """Writes the tokenizer and processor files into a folder."""
+    return write_resources
+
+
+@pytest.fixture(scope="session")
+def add_tensors() -> Callable[[Path, str, dict[str, Any]], None]:
+    """Writes a shard of torch tensors and enters it in the folder's index."""
+    return write_tensors
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from ninfer.artifact import Artifact, TensorObject, decode, encode
+from ninfer.artifact.verification import verify
 from ninfer.convert import RECIPES, convert
 from ninfer.models.qwen3_5.bind import check
 
@@ -122,6 +123,7 @@ def test_every_parameter_is_its_source(built: Built, opened: Opened, tmp_path: P
     components = ["text"] + ["mtp"] * ("mtp.fc.weight" in tensors) + ["vision"] * kind.endswith("-vl")
     assert list(artifact.directory.components) == list(report.components) == components
     check(artifact, components)
+    assert verify(artifact.source) == []
     assert all(use.activation_policy == "A16Only" and not use.auxiliaries for use in artifact.directory.uses.values())
     assert artifact.directory.metadata == {"name": "tiny"}
     assert report.artifact_bytes == (tmp_path / "m.ninfer").stat().st_size
@@ -131,7 +133,7 @@ def test_every_parameter_is_its_source(built: Built, opened: Opened, tmp_path: P
 
 
 def test_formats_follow_the_recipe(built: Built, opened: Opened, tmp_path: Path) -> None:
-    assert list(RECIPES) == ["bf16", "fp8", "q8", "q6", "q4-mixed"]
+    assert list(RECIPES) == ["bf16", "fp8", "q8", "q6", "q4-mixed", "import"]
     folder, _ = built("dense")
     for recipe, small, large in (("q8", "bf16", "q8_g32_fp16"), ("fp8", "bf16", "fp8_e4m3fn_row_bf16")):
         convert(folder, tmp_path / recipe, recipe=recipe, progress=False)

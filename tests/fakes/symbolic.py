@@ -296,7 +296,7 @@ class SymbolicModel:
             scope.buffer("kv", (p.rows, p.blocks), "i32"),
             scope.buffer("kv", (p.pages, 64), "u64"),
             scope.buffer("state", (p.slots,), "u64"),
-            scope.buffer("record", (p.recorded,), "u64"),
+            scope.buffer("records", (p.recorded,), "u64"),
             scope.buffer("workspace", (p.columns, 1), "u64"),
         )
 
@@ -364,13 +364,14 @@ class Oracle:
         self.ledger = [int(t) for t in request.identity.tokens]
         self.prompt = len(self.ledger)
 
-    def _hidden(self) -> int:
+    def image(self, frontier: int) -> tuple[int, int]:
+        """Recurrent state and final hidden after the first ``frontier`` tokens."""
         h, columns, identity = 0, [], self.request.identity
-        for p, token in enumerate(self.ledger):
+        for p, token in enumerate(self.ledger[:frontier]):
             axes = identity.positions[:, p] if p < self.prompt else [p + identity.rope_delta] * 3
             h = mix(h, token, *axes)
             columns.append(h)
-        return mix(h, context_hash(np.array(columns, np.uint64)))
+        return h, mix(h, context_hash(np.array(columns, np.uint64)))
 
     def draw(self, mask: np.ndarray | None = None) -> int:
         """The token the request must sample next; -1 where no id is legal."""
@@ -378,7 +379,7 @@ class Oracle:
         counts = np.bincount(generated, minlength=self.vocabulary).astype(np.int32)
         s = self.request.sampling
         return choose(
-            hashed_logits(self._hidden(), self.vocabulary),
+            hashed_logits(self.image(len(self.ledger))[1], self.vocabulary),
             mask,
             counts,
             (s.temperature, s.top_p, s.min_p, s.presence_penalty, s.frequency_penalty),

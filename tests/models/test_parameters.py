@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ninfer.errors import ArtifactError
 from ninfer.models.qwen3_5.config import parse_mtp, parse_text, parse_vision, rotary_axes
@@ -152,6 +155,21 @@ def test_bad_rope_parameters(change: dict[str, object]) -> None:
     with pytest.raises(ArtifactError) as error:
         parse_text(raw)
     assert error.value.where.startswith("components.text.config.rope_parameters.")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(member=st.sampled_from([*GEOMETRIES["tiny"], *GEOMETRIES["tiny"]["rope_parameters"]]), value=JSON)
+def test_any_json_is_a_config_or_a_typed_error(member: str, value: object) -> None:
+    raw = copy.deepcopy(GEOMETRIES["tiny"])
+    (raw if member in raw else raw["rope_parameters"])[member] = value
+    with contextlib.suppress(ArtifactError):
+        parse_text(raw)
 
 
 def test_mtp_needs_attention_geometry_and_its_kind() -> None:

@@ -7,18 +7,26 @@ import random
 
 import numpy as np
 import pytest
+from fakes.program_driver import (
+    GREEDY,
+    Masks,
+    accept_all,
+    admit,
+    first,
+    make_request,
+    mask_words,
+    prefill,
+    step,
+    ticket,
+)
+from fakes.symbolic import Oracle, SymbolicDevice, SymbolicModel
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from program_driver import GREEDY, Masks, accept_all, admit, first, make_request, mask_words, prefill, step, ticket
-from symbolic import Oracle, SymbolicDevice, SymbolicModel, mix
 
 from ninfer.contract import RowDecision, RowStatus, SamplingSpec, Shortage, StartStatus, TransactionStatus, UnitLicense
 from ninfer.errors import DeviceError, InvariantError, OutOfDeviceMemory, StaleHandle
-from ninfer.program.capacity import AutomaticKV, ExplicitKV
-from ninfer.program.layout import KVCodec
-from ninfer.program.memory import Shape, measure
-from ninfer.program.opening import open_program
-from ninfer.program.program import Program
+from ninfer.program import AutomaticKV, ExplicitKV, KVCodec, Program, Shape, open_program
+from ninfer.program.memory import measure
 
 SHAPE = Shape(rows=3, context=256, chunk=64, control=6, codec=KVCodec.FP32, vocabulary=37)
 WARM = SamplingSpec(0.8, 1.0, 0, 0.0, 0.5, 0.25, (7 << 32) | 5)
@@ -187,7 +195,7 @@ def test_device_faults_end_the_batch(fault: str, late: bool) -> None:
 
 
 def test_logits_that_are_not_finite_are_a_device_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("symbolic.hashed_logits", lambda h, v: np.full(v, np.nan, np.float32))
+    monkeypatch.setattr("fakes.symbolic.hashed_logits", lambda h, v: np.full(v, np.nan, np.float32))
     p = program()
     s = admit(p, make_request(PROMPTS[0], 4), 0)
     prefill(p, s, 64)
@@ -219,27 +227,37 @@ def test_control_equals_deciding_the_same_tokens(data: st.DataObject) -> None:
             oracle.accept([expected])
 
 
-def test_a_partly_accepted_control_keeps_the_state_of_what_was_accepted() -> None:
+def image_of(p: Program, sequence) -> tuple[int, int]:
+    """What the device holds of a sequence: its recurrent state and its continuation hidden."""
+    device_of(p).close()
+    memory, slot = p._units.memory, p._sequences.get(sequence).slot
+    return int(memory.model.state.array[slot]), int(memory.stored.array[slot, 0])
+
+
+@pytest.mark.parametrize("accepted", [1, 2, 4])
+def test_the_state_image_is_complete_at_every_frontier(accepted: int) -> None:
     p = program()
     request = make_request(PROMPTS[1], 12)
-    s = admit(p, request, 0)
+    oracle, other, s = Oracle(request), admit(p, make_request(PROMPTS[5]), 2), admit(p, request, 0)
+    p.prefill(s, 20)
+    assert image_of(p, s) == oracle.image(20)
     prefill(p, s, 64)
-    first(p, [s])
+    assert image_of(p, s) == oracle.image(63)
+    oracle.accept(first(p, [s])[0])
+    assert image_of(p, s) == oracle.image(63)
+    oracle.accept(step(p, [s])[0])
+    assert image_of(p, s) == oracle.image(64)
     batch = p.control(s, [1, 2, 3, 4])
-    p.commit(batch, [RowDecision(2, terminal=True, boundaries=(1, 2))])
+    assert image_of(p, s) == oracle.image(64)
+    p.commit(batch, [RowDecision(accepted, terminal=True, boundaries=(1, accepted) if accepted > 1 else ())])
+    oracle.accept([1, 2, 3, 4][:accepted])
+    assert image_of(p, s) == oracle.image(64 + accepted)
     record = p._sequences.get(s)
-    oracle = Oracle(request)
-    oracle.generate(1)
-    oracle.accept([1, 2])
     assert record.ledger[: record.length].tolist() == oracle.ledger
-    assert (record.frontier, record.length) == (65, 66)
-    assert record.boundaries == [65, 66]
-    device_of(p).close()
-    h = 0
-    for i, token in enumerate(oracle.ledger[:65]):
-        h = mix(h, token, *(request.identity.positions[:, i] if i < 63 else [i] * 3))
-    assert int(p._units.memory.model.state.array[record.slot]) == h
+    assert (record.frontier, record.length) == (64 + accepted, 65 + accepted)
+    assert record.boundaries == ([66, 65 + accepted] if accepted > 1 else [])
     p.finish(s)
+    p.discard(other)
 
 
 def test_forced_tokens_that_do_not_fit_are_refused() -> None:
@@ -476,15 +494,22 @@ def test_closing_frees_graphs_before_memory_and_only_once() -> None:
     assert device.finished == device.submitted
 
 
-def test_a_failed_start_returns_its_memory() -> None:
-    device = SymbolicDevice()
-
+@pytest.mark.parametrize("place", ["arena", "capture"])
+def test_a_failed_start_returns_its_memory(place: str) -> None:
     class Broken(SymbolicModel):
         def place(self, scope, device, p):
-            if not hasattr(scope, "arena"):
-                return super().place(scope, device, p)
-            raise ZeroDivisionError
+            if place == "arena" and device.held:
+                raise ZeroDivisionError
+            return super().place(scope, device, p)
 
+    class Device(SymbolicDevice):
+        def capture(self, work):
+            if place == "capture" and len(self.graphs) == 4:
+                raise ZeroDivisionError
+            return super().capture(work)
+
+    device = Device()
     with pytest.raises(ZeroDivisionError):
         open_program(device, Broken(), SHAPE, AutomaticKV(0))
     assert device.held == 0
+    assert device.events == ["graph closed"] * len(device.graphs) + ["arena closed"]

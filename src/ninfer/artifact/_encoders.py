@@ -1,5 +1,4 @@
-"""Encoder loops, compiled by Numba and parallel over row blocks. Imported by :mod:`encoding` when first
-needed.
+"""Encoder loops, compiled by Numba, parallel over rows; imported by :mod:`encoding` when first needed.
 
 Every arithmetic step is a binary32 operation rounded to nearest even; there is no fast-math, so results are
 the same bits everywhere. Magnitudes are compared as integers (the order of positive floats is that of their
@@ -123,11 +122,8 @@ def _grouped_rows(first, last, values, bits, codes, high, scales, status, width,
             scales[row, g] = np.uint16(word)
             lanes[end - begin :] = 0
             _group_codes(values[row, begin:end], np.float32(1.0) / _f16_value(word), qmin, qmax, lanes)
-            packed, upper = (
-                codes[row, g * 32 : (g + 1) * 32],
-                high[row, g * high_bytes : (g + 1) * high_bytes],
-            )
-            _pack(lanes, width, packed, upper)
+            upper = high[row, g * high_bytes : (g + 1) * high_bytes]
+            _pack(lanes, width, codes[row, g * 32 : (g + 1) * 32], upper)
 
 
 @_jit

@@ -45,8 +45,7 @@ def encode(format: str, values: npt.NDArray[Any]) -> Bytes:
 def encode_rows(
     g: Geometry, first: int, values: npt.NDArray[Any], *, divisor: np.float32 | None = None
 ) -> Iterator[tuple[int, Bytes]]:
-    """Rows ``[first, first + m)`` of a matrix, encoded: (offset in the object, bytes) of each plane they
-    touch.
+    """Rows ``[first, first + m)`` of a matrix, encoded: (offset in the object, bytes) per plane.
 
     values: ``[m, columns]``; a direct tensor counts as one row, and may be given in pieces of any length
     starting at element ``first``. Memory is bounded by the block. nvfp4 needs the matrix's ``divisor``

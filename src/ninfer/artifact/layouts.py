@@ -24,6 +24,7 @@ from ninfer.artifact.formats import LAYOUTS, Format, format_of
 from ninfer.errors import ArtifactError
 
 TENSOR_ALIGNMENT = 256
+MAX_RANK = 16
 U64_MAX = 2**64 - 1
 Bytes = npt.NDArray[np.uint8]
 
@@ -87,6 +88,8 @@ def geometry(format: str, layout: str | None, shape: tuple[int, ...]) -> Geometr
             raise ArtifactError(f"unknown layout {layout!r}", where="layout")
         raise ArtifactError(f"format {format!r} cannot be stored as {layout!r}", where="layout")
     shape = tuple(shape)
+    if len(shape) > MAX_RANK or any(size < 1 for size in shape):
+        raise ArtifactError(f"expected at most {MAX_RANK} positive sizes, got {list(shape)}", where="shape")
     if f.kind != "direct" and len(shape) != 2:
         raise ArtifactError(f"{format} needs a matrix, got shape {list(shape)}", where="shape")
     planned = _PLAN[f.kind](f, shape)

@@ -22,10 +22,9 @@ from ninfer.artifact.directory import (
     TensorObject,
     Use,
 )
-from ninfer.artifact.layouts import U64_MAX
+from ninfer.artifact.layouts import MAX_RANK, U64_MAX
 from ninfer.errors import ArtifactError
 
-MAX_RANK = 16
 _Objects = dict[str, TensorObject | ResourceObject]
 
 

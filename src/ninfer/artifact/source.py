@@ -6,10 +6,13 @@ opened, and their headers checked, when a read first touches them.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import stat
 import threading
+from collections.abc import Iterator
+from itertools import accumulate, pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -51,10 +54,24 @@ def open_artifact(path: str | os.PathLike[str], *, max_directory_bytes: int = 25
     return ArtifactFile(Path(path), max_directory_bytes)
 
 
+@contextlib.contextmanager
+def _named(path: str) -> Iterator[None]:
+    """Errors leave as ArtifactError with the file's name."""
+    try:
+        yield
+    except ArtifactError as error:
+        raise ArtifactError(error.reason, path=path, where=error.where) from None
+    except OSError as error:
+        raise ArtifactError(error.strerror or str(error), path=path) from error
+
+
 class _File:
     """An open regular file and its memory map; ``start`` is the file offset of its payload segment."""
 
     def __init__(self, path: Path) -> None:
+        self.name = path.name
+        self.start = PAGE
+        self.mapped: Bytes | None = None
         # A FIFO would block a plain open.
         self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
@@ -65,8 +82,16 @@ class _File:
         except BaseException:
             os.close(self.fd)
             raise
-        self.start = PAGE
-        self.mapped: Bytes | None = None
+
+    def header(self) -> bytes:
+        return self.read(0, min(self.size, HEADER_BYTES))
+
+    def check_size(self, payload_bytes: int, index: int) -> None:
+        if self.size != self.start + payload_bytes:
+            raise ArtifactError(
+                f"the file has {self.size} bytes, its directory says {self.start} + {payload_bytes}",
+                where=f"files[{index}].payload_bytes",
+            )
 
     def read(self, offset: int, nbytes: int) -> bytes:
         pieces, end = [], offset + nbytes
@@ -97,73 +122,42 @@ class ArtifactFile:
         self._lock = threading.Lock()
         self._files: dict[int, _File] = {}
         self._closed = False
-        try:
-            file = self._files[0] = _File(path)
-            self.directory = self._open_entry(file, max_directory_bytes)
-        except BaseException as error:
-            self.close()
-            raise self._named(error, self.name) from error
-        self._begins = [0]
-        for entry in self.directory.files:
-            self._begins.append(self._begins[-1] + entry.payload_bytes)
-
-    def _open_entry(self, file: _File, max_directory_bytes: int) -> Directory:
-        json_bytes, artifact_id = entry_header(file.read(0, min(file.size, HEADER_BYTES)))
-        if not 0 < json_bytes <= file.size - HEADER_BYTES:
-            raise ArtifactError(f"{json_bytes} bytes in a file of {file.size}", where="header.json_bytes")
-        if json_bytes > max_directory_bytes:
-            raise ArtifactError(
-                f"directory of {json_bytes} bytes exceeds the limit of {max_directory_bytes}",
-                where="header.json_bytes",
-            )
-        try:
-            root = parse_json(file.read(HEADER_BYTES, json_bytes))
-        except ValueError as error:
-            raise ArtifactError(f"invalid JSON: {error}", where="directory") from None
-        directory = parse_directory(root, entry_name=self.name, artifact_id=artifact_id.hex())
-        file.start = payload_start(json_bytes)
-        self._check_size(file, directory.files[0].payload_bytes, "files[0].payload_bytes")
-        return directory
-
-    def _open_part(self, index: int) -> _File:
-        entry = self.directory.files[index]
-        assert entry.path is not None
-        try:
-            file = _File(self._folder / entry.path)
+        with _named(self.name):
+            entry = _File(path)
             try:
-                expected = pack_header(PART_MAGIC, index, bytes.fromhex(self.directory.artifact_id))
-                header = file.read(0, min(file.size, HEADER_BYTES))
-                for place, span in (
-                    ("magic", slice(0, 8)),
-                    ("part_index", slice(8, 16)),
-                    ("artifact_id", slice(16, 32)),
-                ):
-                    if header[span] != expected[span]:
-                        raise ArtifactError("not the continuation its entry file names", where=f"header.{place}")
-                self._check_size(file, entry.payload_bytes, f"files[{index}].payload_bytes")
+                self.directory = _read_directory(entry, max_directory_bytes)
             except BaseException:
-                file.close()
+                entry.close()
                 raise
-        except BaseException as error:
-            raise self._named(error, entry.path) from error
-        return file
+        self._files[0] = entry
+        self._begins = list(accumulate((f.payload_bytes for f in self.directory.files), initial=0))
 
-    @staticmethod
-    def _check_size(file: _File, payload_bytes: int, where: str) -> None:
-        if file.size != file.start + payload_bytes:
-            raise ArtifactError(
-                f"the file has {file.size} bytes, its directory says {file.start} + {payload_bytes}",
-                where=where,
-            )
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """A copy of payload bytes ``[offset, offset + nbytes)``."""
+        pieces = []
+        for file, at, count in self._spans(offset, nbytes):
+            with _named(file.name):
+                pieces.append(file.read(at, count))
+        return b"".join(pieces)
 
-    @staticmethod
-    def _named(error: BaseException, path: str) -> BaseException:
-        """The error with the file's name in it."""
-        if isinstance(error, ArtifactError):
-            return ArtifactError(error.reason, path=path, where=error.where)
-        if isinstance(error, OSError):
-            return ArtifactError(error.strerror or str(error), path=path)
-        return error
+    def view(self, offset: int, nbytes: int) -> Bytes:
+        """The same bytes as a read-only array over the mapped file; a copy where they straddle files.
+
+        The files must not be truncated while mapped: reading a page that is gone kills the process.
+        """
+        spans = self._spans(offset, nbytes)
+        if len(spans) == 1:
+            file, at, count = spans[0]
+            with _named(file.name):
+                return file.view(at, count)
+        return np.frombuffer(self.read(offset, nbytes), np.uint8)
+
+    def close(self) -> None:
+        """Close the files; views handed out stay valid. Idempotent."""
+        with self._lock:
+            self._closed = True
+            while self._files:
+                self._files.popitem()[1].close()
 
     def _spans(self, offset: int, nbytes: int) -> list[tuple[_File, int, int]]:
         """(file, offset in it, bytes) of each piece of a payload range."""
@@ -173,8 +167,8 @@ class ArtifactFile:
         if offset < 0 or nbytes < 0 or offset + nbytes > total:
             raise ArtifactError(f"range {offset} + {nbytes} leaves the payload of {total} bytes", path=self.name)
         spans = []
-        for index, begin in enumerate(self._begins[:-1]):
-            a, b = max(offset, begin), min(offset + nbytes, self._begins[index + 1])
+        for index, (begin, end) in enumerate(pairwise(self._begins)):
+            a, b = max(offset, begin), min(offset + nbytes, end)
             if a < b:
                 file = self._file(index)
                 spans.append((file, file.start + a - begin, b - a))
@@ -186,30 +180,22 @@ class ArtifactFile:
                 self._files[index] = self._open_part(index)
             return self._files[index]
 
-    def read(self, offset: int, nbytes: int) -> bytes:
-        """A copy of payload bytes ``[offset, offset + nbytes)``."""
-        try:
-            return b"".join(file.read(at, count) for file, at, count in self._spans(offset, nbytes))
-        except OSError as error:
-            raise self._named(error, self.name) from error
-
-    def view(self, offset: int, nbytes: int) -> Bytes:
-        """The same bytes as a read-only array over the mapped file; a copy where they straddle files.
-
-        The files must not be truncated while mapped: reading a page that is gone kills the process.
-        """
-        spans = self._spans(offset, nbytes)
-        if len(spans) == 1:
-            file, at, count = spans[0]
-            return file.view(at, count)
-        return np.frombuffer(self.read(offset, nbytes), np.uint8)
-
-    def close(self) -> None:
-        """Close the files; views handed out stay valid. Idempotent."""
-        with self._lock:
-            self._closed = True
-            while self._files:
-                self._files.popitem()[1].close()
+    def _open_part(self, index: int) -> _File:
+        record = self.directory.files[index]
+        assert record.path is not None
+        with _named(record.path):
+            file = _File(self._folder / record.path)
+            try:
+                header = file.header()
+                expected = pack_header(PART_MAGIC, index, bytes.fromhex(self.directory.artifact_id))
+                for field, begin, end in (("magic", 0, 8), ("part_index", 8, 16), ("artifact_id", 16, 32)):
+                    if header[begin:end] != expected[begin:end]:
+                        raise ArtifactError("not the continuation its entry file names", where=f"header.{field}")
+                file.check_size(record.payload_bytes, index)
+            except BaseException:
+                file.close()
+                raise
+        return file
 
     def __enter__(self) -> ArtifactFile:
         return self
@@ -218,3 +204,21 @@ class ArtifactFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _read_directory(entry: _File, max_directory_bytes: int) -> Directory:
+    json_bytes, artifact_id = entry_header(entry.header())
+    if not 0 < json_bytes <= entry.size - HEADER_BYTES:
+        raise ArtifactError(f"{json_bytes} bytes in a file of {entry.size}", where="header.json_bytes")
+    if json_bytes > max_directory_bytes:
+        raise ArtifactError(
+            f"directory of {json_bytes} bytes exceeds the limit of {max_directory_bytes}", where="header.json_bytes"
+        )
+    try:
+        root = parse_json(entry.read(HEADER_BYTES, json_bytes))
+    except ValueError as error:
+        raise ArtifactError(f"invalid JSON: {error}", where="directory") from None
+    directory = parse_directory(root, entry_name=entry.name, artifact_id=artifact_id.hex())
+    entry.start = payload_start(json_bytes)
+    entry.check_size(directory.files[0].payload_bytes, 0)
+    return directory

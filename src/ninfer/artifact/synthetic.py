@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from ninfer.artifact.directory import Binding, Component, TensorObject, Use
 from ninfer.artifact.encoding import encode
-from ninfer.artifact.formats import E2M1, E4M3, f32_to_bf16
+from ninfer.artifact.formats import E2M1, E4M3, f32_to_bf16, format_of
 from ninfer.artifact.layouts import Bytes, Geometry, geometry, plane_view
 from ninfer.artifact.planning import ResourceSpec, Shape, TensorSpec, pack_members, plan_directory
 from ninfer.errors import ArtifactError
@@ -43,12 +43,12 @@ class RandomTensor:
 
 
 class SyntheticSource:
-    """An :class:`ArtifactSource` of random tensors. The same arguments give the same bytes, in any order of
-    views.
+    """An :class:`ArtifactSource` of random tensors; the same arguments give the same bytes.
 
     components: their ``resources`` are filled in from ``resources``, (component, role) -> bytes. An object's
-    bytes are made when first viewed and freed with the last view of them. Object ids are ``weight/000000``
-    onwards, in the order of ``tensors``. Raises ArtifactError for shapes that do not fit their format.
+    bytes are made when first viewed, in whatever order, and freed with the last view of them. Object ids are
+    ``weight/000000`` onwards, in the order of ``tensors``. Raises ArtifactError for shapes that do not fit
+    their format and for a ``mean`` that the format cannot have.
     """
 
     def __init__(
@@ -76,6 +76,8 @@ class SyntheticSource:
             specs.append(ResourceSpec(object_id, len(data)))
         bindings: dict[str, Binding] = {}
         for i, tensor in enumerate(tensors):
+            if tensor.mean and format_of(tensor.format).kind != "direct":
+                raise ArtifactError("only direct formats have a mean", where=f"tensors[{i}].mean")
             spec, bound = pack_members(f"weight/{i:06d}", tensor.format, tensor.members)
             self._tensors[spec.id] = tensor
             specs.append(spec)
@@ -135,7 +137,10 @@ class SyntheticSource:
             return encode("int32", np.arange(g.elements).reshape(record.shape))
         std = tensor.std if tensor.std is not None else 1 / math.sqrt(record.shape[-1] if record.shape else 1)
         key = [self._seed, int(record.id.rpartition("/")[2])]
-        return _GENERATE[g.format.kind](g, np.random.Generator(np.random.SFC64(key)), tensor.mean, std)
+        rng = np.random.Generator(np.random.SFC64(key))
+        if g.format.kind == "direct":
+            return _direct(g, rng, tensor.mean, std)
+        return _GENERATE[g.format.kind](g, rng, std)
 
 
 def _random_bytes(rng: np.random.Generator, nbytes: int) -> Bytes:
@@ -155,7 +160,7 @@ def _direct(g: Geometry, rng: np.random.Generator, mean: float, std: float) -> B
     return data
 
 
-def _grouped(g: Geometry, rng: np.random.Generator, mean: float, std: float) -> Bytes:
+def _grouped(g: Geometry, rng: np.random.Generator, std: float) -> Bytes:
     assert g.scales is not None
     f = g.format
     data = _random_bytes(rng, g.nbytes).copy()
@@ -176,7 +181,7 @@ def _grouped(g: Geometry, rng: np.random.Generator, mean: float, std: float) -> 
     return data
 
 
-def _row(g: Geometry, rng: np.random.Generator, mean: float, std: float) -> Bytes:
+def _row(g: Geometry, rng: np.random.Generator, std: float) -> Bytes:
     assert g.scales is not None
     data = _random_bytes(rng, g.nbytes).copy()
     np.putmask(data, data & 0x7F == 0x7F, 0)
@@ -188,7 +193,7 @@ def _row(g: Geometry, rng: np.random.Generator, mean: float, std: float) -> Byte
     return data
 
 
-def _block(g: Geometry, rng: np.random.Generator, mean: float, std: float) -> Bytes:
+def _block(g: Geometry, rng: np.random.Generator, std: float) -> Bytes:
     assert g.scales is not None
     assert g.divisor is not None
     data = _random_bytes(rng, g.nbytes).copy()
@@ -200,7 +205,7 @@ def _block(g: Geometry, rng: np.random.Generator, mean: float, std: float) -> By
     return data
 
 
-_GENERATE = {"direct": _direct, "grouped": _grouped, "row": _row, "block": _block}
+_GENERATE = {"grouped": _grouped, "row": _row, "block": _block}
 
 
 def _clear_gaps(g: Geometry, data: Bytes) -> None:

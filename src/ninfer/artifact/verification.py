@@ -1,5 +1,4 @@
-"""Everything the readers trust the producer for, checked offline: legal codes and scales, zero padding,
-links.
+"""Everything the readers trust the producer for, checked offline: codes, scales, padding, links.
 
 What a parameter must look like for its model is the model's to check; here an artifact is only a container.
 """
@@ -21,7 +20,7 @@ from ninfer.artifact.layouts import plane_view
 from ninfer.artifact.source import ArtifactSource
 from ninfer.errors import ArtifactError
 
-_BLOCK = 1 << 22  # bytes checked at once
+_BLOCK = 1 << 20  # bytes checked at once
 
 
 @attrs.frozen
@@ -103,6 +102,8 @@ def _tensor(tensor: EncodedTensor) -> Iterator[str]:
         if data[end : plane.offset].any():
             yield f"gap bytes {end}..{plane.offset} are not zero"
         end = plane.offset + plane.nbytes
+    if g.divisor is not None and not 0 < (divisor := block_divisor(g, data)) < np.inf:
+        yield f"divisor {divisor} is not finite and positive"
     check = _CHECK.get(g.format.kind)
     if check is None:
         return
@@ -130,11 +131,12 @@ def _grouped(tensor: EncodedTensor, rows: slice) -> _Faults:
     scales = plane_view(data, g.scales, rows, "<u2")
     used = -(-g.columns // g.format.group)
     yield "scales [row, group] are negative or not finite", scales >= 0x7C00
-    yield "groups [row, group] have codes under a zero scale", (scales == 0) & codes.any(-1)
+    yield "groups [row, group] have codes under a zero scale", ((scales == 0) & codes.any(-1))[:, :used]
     if g.format.bits == 8:
         yield "codes [row, group, lane] are -128", codes == -128
-    yield "padding lanes [row, lane] are not zero", codes.reshape(codes.shape[0], -1)[:, g.columns :] != 0
-    yield "scales [row, group] of padding are not zero", scales[:, used:] != 0
+    lanes = codes.reshape(codes.shape[0], -1)
+    yield "padding lanes [row, lane] are not zero", (lanes != 0) & (np.arange(lanes.shape[1]) >= g.columns)
+    yield "scales [row, group] of padding are not zero", (scales != 0) & (np.arange(g.groups) >= used)
 
 
 def _row(tensor: EncodedTensor, rows: slice) -> _Faults:
@@ -151,9 +153,6 @@ def _block(tensor: EncodedTensor, rows: slice) -> _Faults:
     g, data = tensor.geometry, tensor.data
     assert g.scales is not None
     yield "scale bytes [row, byte as stored] are negative or NaN", plane_view(data, g.scales, rows) > 0x7E
-    if rows.start == 0:
-        divisor = block_divisor(g, data)
-        yield f"divisor ({divisor}) is not finite and positive", np.array([not (0 < divisor < np.inf)])
 
 
 _CHECK = {"grouped": _grouped, "row": _row, "block": _block}

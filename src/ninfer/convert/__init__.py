@@ -5,7 +5,6 @@ in them, ``quantised`` how it is stored there; ``planning`` decides formats, par
 them in row blocks; ``resources`` are copied; ``convert`` runs it all.
 """
 
-from ninfer.convert.convert import ConversionReport, convert
-from ninfer.models.qwen3_5.recipes import RECIPES
+from ninfer.convert.convert import RECIPES, ConversionReport, convert
 
 __all__ = ["RECIPES", "ConversionReport", "convert"]

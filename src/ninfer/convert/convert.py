@@ -22,8 +22,11 @@ from ninfer.convert.resources import text_resources, vision_resources
 from ninfer.convert.sources import locate
 from ninfer.convert.streaming import Chunk, encoded
 from ninfer.errors import ConversionError, InvalidRequest
-from ninfer.models.qwen3_5.recipes import RECIPES
+from ninfer.models.qwen3_5 import recipes
 from ninfer.options import ProgressCallback
+
+RECIPES: Mapping[str, recipes.Recipe] = {**recipes.RECIPES, "import": recipes.RECIPES["bf16"]}
+"""Number formats by role. "import" wants a quantised checkpoint, and stores what is not quantised as bfloat16."""
 
 COMPONENTS = ("text", "mtp", "vision")
 _PREFIXES = {"mtp": "mtp.", "vision": "model.visual."}
@@ -77,7 +80,7 @@ def convert(
     or OSError when the artifact cannot be written.
     """
     started = time.perf_counter()
-    _check_arguments(out, recipe, name, components, shard_bytes)
+    _check_arguments(out, recipe, name, components, shard_bytes, progress)
     folder = Path(src)
     config = parse_config(read_json(folder, CONFIG), vision=components is None or "vision" in components)
     with Checkpoint(folder) as checkpoint:
@@ -128,13 +131,20 @@ def prepare(
         provenance={"converter": "ninfer", "recipe": recipe},
     )
     _refuse_extra(config, checkpoint, planned, chosen)
+    if recipe == "import" and not any(item.stored.format for p in planned.parents.values() for item in p.items):
+        raise ConversionError("nothing is quantised here that could be imported", tensor=CONFIG)
     return planned
 
 
 def _check_arguments(
-    out: str | os.PathLike[str], recipe: str, name: str | None, components: Sequence[str] | None, shard_bytes: int
+    out: str | os.PathLike[str],
+    recipe: str,
+    name: str | None,
+    components: Sequence[str] | None,
+    shard_bytes: int,
+    progress: bool | ProgressCallback | None,
 ) -> None:
-    if recipe not in RECIPES:
+    if not isinstance(recipe, str) or recipe not in RECIPES:
         raise InvalidRequest(f"{recipe!r} is not one of {', '.join(RECIPES)}", field="recipe")
     if name is not None and (not isinstance(name, str) or not name or "\0" in name):
         raise InvalidRequest(f"expected a non-empty string, got {name!r}", field="name")
@@ -144,6 +154,8 @@ def _check_arguments(
             raise InvalidRequest(f'expected "text" and perhaps "mtp", "vision", got {components!r}', field="components")
     if isinstance(shard_bytes, bool) or not isinstance(shard_bytes, int) or shard_bytes < 1 << 20:
         raise InvalidRequest(f"expected at least {1 << 20} bytes, got {shard_bytes!r}", field="shard_bytes")
+    if progress is not None and not isinstance(progress, bool) and not callable(progress):
+        raise InvalidRequest(f"expected None, a bool or a callable, got {progress!r}", field="progress")
     if os.path.lexists(out):
         raise InvalidRequest("exists already and is not replaced", field="out")
     if not Path(out).parent.is_dir():

@@ -115,10 +115,10 @@ def parse_config(root: Mapping[str, Any], *, vision: bool = True) -> SourceConfi
     text = _text(source, moe)
     text["tie_word_embeddings"] = root.get("tie_word_embeddings", source.get("tie_word_embeddings", False))
     tower = None
-    if vision and nested and root.get("vision_config") is not None:
-        tower = _vision(_object(root, "vision_config"), moe, text.get("hidden_size"))
     try:
         parsed_text = parse_text(text, mtp=True, where="text_config" if nested else "")
+        if vision and nested and root.get("vision_config") is not None:
+            tower = _vision(_object(root, "vision_config"), moe, parsed_text.hidden_size)
         parsed_tower = None if tower is None else parse_vision(tower, where="vision_config")
     except ArtifactError as error:
         raise refuse(f"{error.where.lstrip('.')}: {error.reason}") from None
@@ -203,7 +203,7 @@ def _default_section(head_dim: Any, factor: Any) -> list[int]:
     return [axes.count(axis) for axis in range(3)]
 
 
-def _vision(source: Mapping[str, Any], moe: bool, text_width: Any) -> dict[str, Any]:
+def _vision(source: Mapping[str, Any], moe: bool, text_width: int) -> dict[str, Any]:
     _only(source, "hidden_act", "gelu_pytorch_tanh", "vision_config.")
     _only(source, "in_channels", 3, "vision_config.")
     _only(source, "deepstack_visual_indexes", [], "vision_config.")

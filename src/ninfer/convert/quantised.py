@@ -125,8 +125,9 @@ def declared_schemes(quantization: Any) -> frozenset[str]:
     if not isinstance(quantization, dict) or quantization.get("quant_method") != "compressed-tensors":
         method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
         raise refuse(f"{_MEMBER}.quant_method: {method!r} is not supported, only 'compressed-tensors'")
-    for name in ("kv_cache_scheme", "sparsity_config"):
-        if quantization.get(name):
+    for name in ("kv_cache_scheme", "sparsity_config", "transform_config"):
+        value = quantization.get(name)
+        if value and not (isinstance(value, dict) and value.get("format") == "dense"):
             raise refuse(f"{_MEMBER}.{name}: not supported")
     groups = quantization.get("config_groups")
     if not isinstance(groups, dict) or not groups:

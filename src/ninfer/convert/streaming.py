@@ -112,20 +112,21 @@ def _scales_of(item: Item) -> TensorInfo | None:
 def _bf16(rows: _Rows, g: Geometry, first: int, last: int) -> Iterator[Chunk]:
     """bfloat16 words, copied."""
     words = rows.gather(first, last, rows.columns, "<u2", _values_of)
-    _check_finite(rows, first, words)
+    _check_finite(rows, first, words, 0x7F80)
     yield first * rows.columns * 2, words.reshape(-1)
 
 
 def _values(rows: _Rows, g: Geometry, first: int, last: int) -> Iterator[Chunk]:
     """Floats, through the format's encoder."""
     values = rows.gather(first, last, rows.columns, "<f4", _values_of)
-    direct = g.format.kind == "direct"
-    if direct:
-        _check_finite(rows, first, values.view("<u4"))
+    if g.format.kind == "direct":
+        _check_finite(rows, first, values.view("<u4"), _infinity(g))
+        yield from encode_rows(g, first * rows.columns, values)
+        return
     try:
-        yield from encode_rows(g, first * rows.columns if direct else first, values)
+        yield from encode_rows(g, first, values)
     except ArtifactError as error:
-        _check_finite(rows, first, values.view("<u4"))
+        _check_finite(rows, first, values.view("<u4"), _infinity(g))
         row = int(np.abs(values).max(axis=1).argmax())
         raise rows.refusal(first, row, error.reason, _values_of) from None
 
@@ -133,7 +134,7 @@ def _values(rows: _Rows, g: Geometry, first: int, last: int) -> Iterator[Chunk]:
 def _transposed(rows: _Rows, g: Geometry, first: int, last: int) -> Iterator[Chunk]:
     """A short, wide table whose columns are the checkpoint's rows."""
     values = rows.gather(first, last, rows.columns, "<f4", _values_of)
-    _check_finite(rows, first, values.view("<u4"))
+    _check_finite(rows, first, values.view("<u4"), _infinity(g))
     for tap in range(rows.columns):
         yield from encode_rows(g, tap * rows.count + first, values[:, tap])
 
@@ -171,14 +172,21 @@ def _block_scaled(rows: _Rows, g: Geometry, first: int, last: int) -> Iterator[C
         yield g.divisor.offset, np.array([rows.divisor], "<f4")
 
 
-def _check_finite(rows: _Rows, first: int, words: Words) -> None:
-    """Refuses infinities and NaNs among bfloat16 (uint16) or binary32 (uint32) words ``[m, columns]``."""
-    magnitude, infinity = (0x7FFF, 0x7F80) if words.itemsize == 2 else (0x7FFFFFFF, 0x7F800000)
+def _infinity(g: Geometry) -> int:
+    """The least magnitude, as binary32 bits, that is not finite in the format; for bfloat16, after rounding."""
+    return 0x7F7F8000 if g.format.name == "bf16" else 0x7F800000
+
+
+def _check_finite(rows: _Rows, first: int, words: Words, infinity: int) -> None:
+    """Refuses magnitudes from ``infinity`` up among words ``[m, columns]``: bfloat16 as uint16, binary32 as uint32."""
+    magnitude = 0x7FFF if words.itemsize == 2 else 0x7FFFFFFF
     if _largest(words, magnitude) < infinity:
         return
     row, column = np.argwhere(words & magnitude >= infinity)[0]
-    wide = words[row, column].astype("<u4") << (16 if words.itemsize == 2 else 0)
-    raise rows.refusal(first, int(row), f"column {column} is not finite: {wide.view('<f4')}", _values_of)
+    word = words[row, column]
+    value = bf16_to_f32(word) if words.itemsize == 2 else word.view("<f4")
+    rounded = " once rounded to bfloat16" if np.isfinite(value) else ""
+    raise rows.refusal(first, int(row), f"column {column}: {value} is not finite{rounded}", _values_of)
 
 
 def _largest(words: Words, mask: int) -> int:

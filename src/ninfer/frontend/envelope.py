@@ -4,7 +4,8 @@
 
 White space between elements is free. A value that starts on its own line ends at the first
 ``\\n</parameter>``, so any text without that delimiter survives unchanged, tags and white space included; a
-value that starts right behind its tag ends at the first ``</parameter>`` and loses one trailing newline.
+value that starts right behind its tag ends at the first ``</parameter>`` and loses one trailing newline. (One
+exception: a value that begins with ``</parameter>`` and goes on with a tag of this envelope is an empty value.)
 Parameters may come in any order; a repeated one keeps its first place and its last value. What breaks these
 rules, or names an undeclared tool, is ordinary text.
 """
@@ -136,9 +137,7 @@ class Envelope:
         key, end = _name(text, at, _PARAMETER)
         if end:
             return attrs.evolve(progress, stage="value", at=end, key=key, scanned=end) if key else None
-        return (
-            _unless_impossible(text, at, progress, _PARAMETER, _FUNCTION_CLOSE) if key is not None else None
-        )
+        return _unless_impossible(text, at, progress, _PARAMETER, _FUNCTION_CLOSE) if key is not None else None
 
     def _call(self, progress: _Progress) -> RawCall:
         types = self._types[progress.name]
@@ -153,17 +152,31 @@ def _value(text: str, progress: _Progress, inline: bool) -> _Progress | None:
     if begin == len(text):
         return progress
     framed = text[begin] == "\n" and not inline
-    delimiter = "\n" + _PARAMETER_CLOSE if framed else _PARAMETER_CLOSE
-    end = text.find(delimiter, progress.scanned)
+    at_once = _ends_at_once(text, begin + 1) if framed else False
+    if at_once is None:
+        return progress
+    if framed and not at_once:
+        begin, delimiter = begin + 1, "\n" + _PARAMETER_CLOSE
+    else:
+        delimiter = _PARAMETER_CLOSE
+    end = text.find(delimiter, max(begin, progress.scanned))
     if end < 0:
         return attrs.evolve(progress, scanned=max(begin, len(text) - len(delimiter) + 1))
     raw = text[begin:end]
-    if raw.startswith("\n"):
-        raw = raw[1:]
-    if not framed and raw.endswith("\n"):
-        raw = raw[:-1]
+    if delimiter == _PARAMETER_CLOSE:
+        raw = raw.removeprefix("\n").removesuffix("\n")
     parameters = (*progress.parameters, (progress.key, raw))
     return _Progress("body", end + len(delimiter), progress.name, parameters)
+
+
+def _ends_at_once(text: str, at: int) -> bool | None:
+    """Whether an empty value was written with one newline instead of two; None while that is open."""
+    if not text.startswith(_PARAMETER_CLOSE, at):
+        return None if _PARAMETER_CLOSE.startswith(text[at : at + len(_PARAMETER_CLOSE)]) else False
+    rest = text[at + len(_PARAMETER_CLOSE) :].lstrip(SPACE)
+    if rest.startswith((_PARAMETER, _FUNCTION_CLOSE)):
+        return True
+    return None if _PARAMETER.startswith(rest) or _FUNCTION_CLOSE.startswith(rest) else False
 
 
 def _name(text: str, at: int, tag: str) -> tuple[str | None, int]:

@@ -24,9 +24,7 @@ from ninfer.options import RequestOptions, SamplingParams
 from ninfer.results import Channel
 
 _SHOWN_TAGS = (THINK_OPEN, THINK_CLOSE, "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
-_FALLBACK = SamplingParams(
-    temperature=1.0, top_p=1.0, top_k=20, min_p=0.0, presence_penalty=0.0, frequency_penalty=0.0
-)
+_FALLBACK = SamplingParams(temperature=1.0, top_p=1.0, top_k=20, min_p=0.0, presence_penalty=0.0, frequency_penalty=0.0)
 
 
 class Frontend:
@@ -84,9 +82,7 @@ class Frontend:
             raise InvalidRequest("the prompt is empty", field=field)
         return self._finish(ids, started, boundaries=(len(ids),))
 
-    def output_session(
-        self, prompt: PreparedPrompt, options: RequestOptions, *, max_tokens: int
-    ) -> OutputSession:
+    def output_session(self, prompt: PreparedPrompt, options: RequestOptions, *, max_tokens: int) -> OutputSession:
         """The session that reads this request's output. ``max_tokens`` >= 1: its output budget, forced tokens
         included.
 
@@ -142,9 +138,7 @@ class Frontend:
         identity = text_identity(tokens, self._frontiers.find(tokens))
         digest = digest_chain(identity)
         seconds = time.perf_counter() - started
-        return PreparedPrompt(
-            tokens=tokens, identity=identity, digest=digest, prepare_seconds=seconds, **known
-        )
+        return PreparedPrompt(tokens=tokens, identity=identity, digest=digest, prepare_seconds=seconds, **known)
 
 
 def _start_channel(rendered: RenderedChat) -> Channel:
@@ -179,9 +173,7 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return {name: content for name, content in contents.items() if isinstance(content, str)}
 
 
-def _stop_ids(
-    generation: Mapping[str, Any], config: Mapping[str, Any], vocabulary: Vocabulary
-) -> tuple[int, ...]:
+def _stop_ids(generation: Mapping[str, Any], config: Mapping[str, Any], vocabulary: Vocabulary) -> tuple[int, ...]:
     where = "generation_config.json: eos_token_id"
     listed = generation.get("eos_token_id")
     ids = listed if isinstance(listed, list) else [] if listed is None else [listed]

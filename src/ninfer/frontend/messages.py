@@ -72,9 +72,7 @@ def _content(content: Any, role: str, field: str) -> tuple[Any, tuple[int, ...]]
     if isinstance(content, str):
         return text(content, field), ()
     if isinstance(content, Mapping) or not isinstance(content, Iterable):
-        raise InvalidRequest(
-            f"expected a string or a list of parts, got {type(content).__name__}", field=field
-        )
+        raise InvalidRequest(f"expected a string or a list of parts, got {type(content).__name__}", field=field)
     parts, marked = [], []
     for i, part in enumerate(content):
         parts.append({"type": "text", "text": _text_part(part, f"{field}[{i}]")})

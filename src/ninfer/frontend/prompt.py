@@ -50,9 +50,7 @@ def text_identity(tokens: npt.NDArray[np.int32], frontiers: tuple[int, ...]) -> 
     positions = np.broadcast_to(np.arange(n, dtype=np.int32), (3, n))
     for array in (tokens, types):
         array.flags.writeable = False
-    return PrefixIdentity(
-        tokens=tokens, token_types=types, positions=positions, execution_frontiers=frontiers
-    )
+    return PrefixIdentity(tokens=tokens, token_types=types, positions=positions, execution_frontiers=frontiers)
 
 
 def digest_chain(identity: PrefixIdentity) -> PromptDigest:

@@ -85,20 +85,16 @@ def render_chat(template: ChatTemplate, chat: Chat, openers: frozenset[str]) -> 
     """
     turns = read_messages(chat.messages)
     declarations = read_tools(chat.tools)
-    talk = _Conversation(
-        template, [turn.value for turn in turns], [d.value for d in declarations], _variables(chat)
-    )
+    talk = _Conversation(template, [turn.value for turn in turns], [d.value for d in declarations], _variables(chat))
     blob = "\0".join((template.source, to_json([talk.messages, talk.tools, dict(talk.variables)])))
     unused = [character for character in _NONCHARACTERS if character not in blob]
     if len(unused) < 3:
-        raise InvalidRequest(
-            "the conversation uses too many noncharacters (U+FDD0..U+FDEF)", field="messages"
-        )
+        raise InvalidRequest("the conversation uses too many noncharacters (U+FDD0..U+FDEF)", field="messages")
     guard, mark, mark_end = unused[:3]
     if chat.escape_special:
         talk = _guarded(talk, openers, guard)
     if chat.continue_final:
-        guarded, continuation = _continued(talk, turns[-1], chat, mark, mark_end, guard)
+        guarded, continuation = _continued(talk, mark, mark_end, guard)
     else:
         guarded, continuation = talk.run(), ""
     text, literal = _unguard(guarded, guard)
@@ -119,9 +115,7 @@ def render_chat(template: ChatTemplate, chat: Chat, openers: frozenset[str]) -> 
 
 def _variables(chat: Chat) -> dict[str, Any]:
     if not isinstance(chat.template_args, Mapping):
-        raise InvalidRequest(
-            f"expected a mapping, got {type(chat.template_args).__name__}", field="template_args"
-        )
+        raise InvalidRequest(f"expected a mapping, got {type(chat.template_args).__name__}", field="template_args")
     variables: dict[str, Any] = plain(chat.template_args, "template_args")
     if taken := sorted(_RESERVED.intersection(variables)):
         raise InvalidRequest("has a field of its own", field=f"template_args.{taken[0]}")
@@ -173,12 +167,8 @@ def _unguard(guarded: str, guard: str) -> tuple[str, frozenset[int]]:
 # -- marks ---------------------------------------------------------------------------------------------------
 
 
-def _continued(
-    talk: _Conversation, final: Turn, chat: Chat, mark: str, mark_end: str, guard: str
-) -> tuple[str, str]:
-    """The rendering cut after the final assistant text, and that text. Proves that the template kept it
-    whole.
-    """
+def _continued(talk: _Conversation, mark: str, mark_end: str, guard: str) -> tuple[str, str]:
+    """The rendering cut after the final assistant text, and that text; proves that the template kept it."""
     index = len(talk.messages) - 1
     field = f"messages[{index}]"
     message = talk.messages[-1]
@@ -218,9 +208,7 @@ def _markers(
     found += [ends[i] if i < len(ends) else None for i, d in enumerate(declarations) if d.tool.cache_marker]
     for i, turn in enumerate(turns):
         for part in turn.marked_parts:
-            found.append(
-                _marked_place(talk, guarded, i, _mark_part(talk.messages[i], part, mark), mark, guard)
-            )
+            found.append(_marked_place(talk, guarded, i, _mark_part(talk.messages[i], part, mark), mark, guard))
         if turn.marked:
             place = _marked_place(talk, guarded, i, _mark_end(talk.messages[i], mark), mark, guard)
             closing = _RESULT_CLOSE if turn.value["role"] == "tool" else TURN_CLOSE

@@ -36,7 +36,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from jinja2.tests import TESTS
 from jinja2.utils import Namespace, pass_context
 
-WORK = 4_000_000
+WORK = 1_000_000
 WORK_PER_CHARACTER = 16
 MAX_DEPTH = 64
 MAX_BITS = 4096
@@ -193,9 +193,7 @@ _METHODS: Mapping[type, frozenset[str]] = {
     LoopContext: frozenset(["cycle", "changed"]),
 }
 
-_FREE = frozenset(
-    ["count", "d", "default", "first", "float", "int", "items", "last", "length", "abs", "round", "safe"]
-)
+_FREE = frozenset(["count", "d", "default", "first", "float", "int", "items", "last", "length", "abs", "round", "safe"])
 _TEXT = frozenset(
     [
         "capitalize",
@@ -277,9 +275,7 @@ def _metered_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
     return run
 
 
-def _charge_filter(
-    budget: Budget, name: str, value: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> None:
+def _charge_filter(budget: Budget, name: str, value: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     if name == "format":
         _check_percent(str(value))
     elif name == "replace":
@@ -362,9 +358,7 @@ def _meter(node: Any) -> Any:
     if isinstance(node, nodes.For):
         node.iter = _through("_loop", node.iter, line, nodes.Const(_literal_units(node)))
     elif isinstance(node, nodes.Macro | nodes.CallBlock):
-        node.body.insert(
-            0, nodes.ExprStmt(_through("_text", nodes.Const(_literal_units(node)), line), lineno=line)
-        )
+        node.body.insert(0, nodes.ExprStmt(_through("_text", nodes.Const(_literal_units(node)), line), lineno=line))
     elif isinstance(node, nodes.Concat):
         return _through("_concat", nodes.List(node.nodes, lineno=line), line)
     elif isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
@@ -399,9 +393,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset(_BINARY)
 
-    def __init__(
-        self, functions: Mapping[str, Callable[..., Any]], filters: Mapping[str, Callable[..., Any]]
-    ) -> None:
+    def __init__(self, functions: Mapping[str, Callable[..., Any]], filters: Mapping[str, Callable[..., Any]]) -> None:
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,

@@ -99,9 +99,7 @@ class OutputSession:
         self._protocol = protocol
         self._prompt = prompt
         self._max_tokens = max_tokens
-        self._stop_ids = frozenset(options.stop_token_ids) | (
-            frozenset() if options.ignore_eos else protocol.stop_ids
-        )
+        self._stop_ids = frozenset(options.stop_token_ids) | (frozenset() if options.ignore_eos else protocol.stop_ids)
         self._budget = _thinking_budget(options, max_tokens, len(protocol.close_tokens))
         self._decoder = Decoder(
             envelope=Envelope(prompt.tools) if prompt.tools else None,
@@ -311,9 +309,7 @@ class OutputSession:
         opening = np.flatnonzero(self._prompt.tokens == self._protocol.frontiers.think_open)
         if not opening.size or not self._protocol.frontiers.opens_turn(self._prompt.tokens, int(opening[-1])):
             return False
-        said = [
-            event.text for event in work.events if isinstance(event, Delta) and event.channel == "thinking"
-        ]
+        said = [event.text for event in work.events if isinstance(event, Delta) and event.channel == "thinking"]
         thinking = "".join([*self._said["thinking"], *said]).strip()
         spelled = [*self._prompt.tokens[opening[-1] :].tolist(), *generated]
         return self._protocol.tokenizer.encode(f"{THINK_OPEN}\n{thinking}{CLOSE}") == spelled

@@ -24,9 +24,7 @@ def to_json(
     """``tojson`` as chat templates know it: Python's JSON, unescaped, unsorted, ``", "`` and ``": "``."""
     if indent is not None and not (isinstance(indent, int) and 0 <= indent <= 16):
         raise TemplateLimit("tojson: expected an indent of 0..16")
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> None:

@@ -29,13 +29,12 @@ class Tokenizer:
         spec = json_object(resources.tokenizer_json, "tokenizer.json")
         self.config = json_object(resources.tokenizer_config, "tokenizer_config.json")
         self.vocabulary: Vocabulary = read_vocabulary(spec, self.config, resources.vocab_rows)
-        self._spec = _with_all_added_tokens(spec, self.config)
-        self._encoder = _build(self._spec)
+        self._source = resources.tokenizer_json
+        self._encoder = _build(self._source)
+        _add_listed_only_in(self.config, self._encoder)
         for token in self.vocabulary.added.values():
             if self._encoder.token_to_id(token.content) != token.id:
-                raise broken(
-                    "tokenizer.json: added_tokens", f"token {token.content!r} does not load as id {token.id}"
-                )
+                raise broken("tokenizer.json: added_tokens", f"token {token.content!r} does not load as id {token.id}")
         if self.decode(self.encode(_PROBE)) != self.normalize(_PROBE):
             raise broken("tokenizer.json", "decoding does not reproduce the encoded text")
         contents = sorted((t.content for t in self.vocabulary.added.values()), key=len, reverse=True)
@@ -74,17 +73,15 @@ class Tokenizer:
     def tokens_within(self, tokens: npt.NDArray[np.int32], prefixes: Iterable[str]) -> list[int]:
         """How many of ``tokens`` lie wholly inside each prefix of the text they encode."""
         ends = np.cumsum(self.vocabulary.lengths[tokens])
-        return [
-            int(np.searchsorted(ends, len(self.normalize(prefix).encode()), side="right"))
-            for prefix in prefixes
-        ]
+        return [int(np.searchsorted(ends, len(self.normalize(prefix).encode()), side="right")) for prefix in prefixes]
 
     def _encode_plain(self, text: str) -> list[int]:
         if not text:
             return []
         with self._plain_lock:
             if self._plain is None:
-                self._plain = _build({**self._spec, "added_tokens": []})
+                spec = {**json_object(self._source, "tokenizer.json"), "added_tokens": []}
+                self._plain = _build(json.dumps(spec).encode())
         ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
         return ids
 
@@ -100,26 +97,23 @@ def decode_utf8(pending: bytes, data: bytes, *, final: bool = False) -> tuple[st
     return text, joined[used:]
 
 
-def _with_all_added_tokens(spec: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-    """The tokenizer's JSON with the added tokens that only tokenizer_config.json lists."""
-    listed = list(spec.get("added_tokens") or [])
-    known = {entry["id"] for entry in listed}
-    decoder = config.get("added_tokens_decoder") or {}
-    for key, entry in decoder.items():
-        if int(key) not in known:
-            flags = {
-                flag: bool(entry.get(flag, False)) for flag in ("single_word", "lstrip", "rstrip", "special")
-            }
-            normalized = bool(entry.get("normalized", False))
-            listed.append({"id": int(key), "content": entry["content"], "normalized": normalized, **flags})
-    return {**spec, "added_tokens": sorted(listed, key=lambda entry: int(entry["id"]))}
+def _add_listed_only_in(config: dict[str, Any], encoder: Any) -> None:
+    """Add the tokens that tokenizer_config.json lists and tokenizer.json does not. They take the next ids."""
+    from tokenizers import AddedToken
+
+    known = encoder.get_added_tokens_decoder()
+    decoder = {int(key): entry for key, entry in (config.get("added_tokens_decoder") or {}).items()}
+    for token, entry in sorted(decoder.items()):
+        if token not in known:
+            flags = {flag: bool(entry.get(flag, False)) for flag in ("normalized", "special")}
+            encoder.add_tokens([AddedToken(entry["content"], **flags)])
 
 
-def _build(spec: dict[str, Any]) -> Any:
+def _build(source: bytes) -> Any:
     from tokenizers import Tokenizer as Encoder
 
     try:
-        encoder = Encoder.from_str(json.dumps(spec, ensure_ascii=False))
+        encoder = Encoder.from_str(source.decode())
     except Exception as error:  # the binding raises bare Exception
         raise broken("tokenizer.json", str(error)) from None
     encoder.no_truncation()

@@ -57,9 +57,7 @@ def _read(tool: Any, field: str) -> Declaration:
             flag(value["function"], "strict", f"{field}.function"),
         )
     else:
-        raise InvalidRequest(
-            "expected a Tool or a mapping {'type': 'function', 'function': {...}}", field=field
-        )
+        raise InvalidRequest("expected a Tool or a mapping {'type': 'function', 'function': {...}}", field=field)
     function = value["function"]
     name = text(function.get("name"), f"{field}.name")
     if not 0 < len(name) <= _MAX_NAME or "\n" in name or ">" in name:
@@ -72,9 +70,7 @@ def _read(tool: Any, field: str) -> Declaration:
     description = text(function.get("description") or "", f"{field}.description")
     parameters = function.get("parameters") or {}
     if not isinstance(parameters, dict):
-        raise ToolContractError(
-            "expected a JSON Schema object", tool=name, pointer="/parameters", field=field
-        )
+        raise ToolContractError("expected a JSON Schema object", tool=name, pointer="/parameters", field=field)
     for key in parameters.get("properties") or {}:
         if not key or "\n" in key or ">" in key:
             raise ToolContractError(
@@ -83,9 +79,7 @@ def _read(tool: Any, field: str) -> Declaration:
             )  # fmt: skip
     if not isinstance(strict, bool) or not isinstance(marker, bool):
         raise InvalidRequest("strict and cache_marker are bools", field=field)
-    known = Tool(
-        name=name, description=description, parameters=parameters, strict=strict, cache_marker=marker
-    )
+    known = Tool(name=name, description=description, parameters=parameters, strict=strict, cache_marker=marker)
     return Declaration(known, value)
 
 

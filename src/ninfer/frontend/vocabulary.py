@@ -39,11 +39,7 @@ class AddedToken:
     def parse(cls, token_id: Any, entry: Any, where: str) -> AddedToken:
         if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
             raise broken(where, f"added token has id {token_id!r}")
-        if (
-            not isinstance(entry, Mapping)
-            or not isinstance(entry.get("content"), str)
-            or not entry["content"]
-        ):
+        if not isinstance(entry, Mapping) or not isinstance(entry.get("content"), str) or not entry["content"]:
             raise broken(where, f"added token {token_id} has no content")
         if not entry["content"].isprintable() and any(0xD800 <= ord(c) < 0xE000 for c in entry["content"]):
             raise broken(where, f"added token {token_id} holds a lone surrogate")
@@ -145,9 +141,7 @@ def _token_bytes(pieces: Mapping[int, str], added: Mapping[int, AddedToken]) -> 
     if unknown := set("".join(plain)).difference(map(chr, _ALPHABET)):
         raise broken(f"{_FILE}: model.vocab", f"not a byte-level vocabulary: it uses {min(unknown)!r}")
     if lacking := set(map(chr, _ALPHABET)).difference(plain):
-        raise broken(
-            f"{_FILE}: model.vocab", f"no token stands for byte {_ALPHABET[ord(min(lacking))]:#04x} alone"
-        )
+        raise broken(f"{_FILE}: model.vocab", f"no token stands for byte {_ALPHABET[ord(min(lacking))]:#04x} alone")
     return tuple(
         pieces[i].encode() if i in added else pieces[i].translate(_ALPHABET).encode("latin-1")
         for i in range(len(pieces))

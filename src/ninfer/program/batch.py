@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ninfer.contract import ProducedRow, RowDecision, RowStatus, SequenceHandle, TokenScore
 from ninfer.errors import InvariantError
-from ninfer.program.frame import HostFrame
+from ninfer.program.frame import HostBlock
 from ninfer.program.sequence import SequenceRecord
 
 NO_LEGAL_TOKEN, NOT_FINITE = -1, -2
@@ -23,9 +23,9 @@ class Pending:
 
 
 def produced_row(
-    sequence: SequenceHandle, record: SequenceRecord, out: HostFrame, row: int, token: int, dead: bool
+    sequence: SequenceHandle, record: SequenceRecord, out: HostBlock, row: int, token: int, dead: bool
 ) -> ProducedRow:
-    """The sampled row ``row`` of a batch, read from the output frame."""
+    """The sampled row ``row`` of a batch, read from the output block."""
     if dead or token == NO_LEGAL_TOKEN:
         return ProducedRow(sequence, (), RowStatus.CONSTRAINT_FAILED)
     wanted = record.request.sampling.logprobs

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ninfer.program.frame import HostFrame, HostRows
+from ninfer.program.frame import HostRows, InputFrame
 from ninfer.program.sequence import SequenceRecord
 
 FIRST_TOKEN, ORDINARY_DECODE = 0, 1
@@ -44,29 +44,30 @@ def fill_sampling(
 
 
 def fill_wide(
-    frame: HostFrame,
-    rows: HostRows,
+    frame: InputFrame,
     record: SequenceRecord,
     tokens: Sequence[int] | npt.NDArray[np.int32],
     positions: npt.NDArray[np.int32],
 ) -> None:
     """One row of many columns. positions [3, W]."""
-    width = len(tokens)
+    width, fields = len(tokens), frame.block.fields
+    _fill_one(frame.rows(1), record, width)
+    fields["last"][0] = width - 1
+    fields["wide_tokens"][:width] = tokens
+    fields["wide_positions"][: 3 * width] = positions.reshape(-1)
+
+
+def fill_fold(frame: InputFrame, record: SequenceRecord, width: int, accepted: int) -> None:
+    """Keep the first ``accepted`` of the ``width`` columns the row just recorded."""
+    fields = frame.block.fields
+    _fill_one(frame.rows(1), record, width)
+    fields["accepted"][0] = accepted
+    fields["last"][0] = accepted - 1
+
+
+def _fill_one(rows: HostRows, record: SequenceRecord, width: int) -> None:
     rows.start[0] = record.frontier
     rows.width[0] = width
     rows.read[0] = rows.write[0] = record.slot
     rows.table[0] = record.row
     rows.lanes[0] = record.lane
-    frame.fields["last"][0] = width - 1
-    frame.fields["wide_tokens"][:width] = tokens
-    frame.fields["wide_positions"][: 3 * width] = positions.reshape(-1)
-
-
-def fill_fold(frame: HostFrame, rows: HostRows, record: SequenceRecord, width: int, accepted: int) -> None:
-    """Keep the first ``accepted`` of the ``width`` columns the row just recorded."""
-    rows.start[0] = record.frontier
-    rows.width[0] = width
-    rows.read[0] = rows.write[0] = record.slot
-    rows.table[0] = record.row
-    frame.fields["accepted"][0] = accepted
-    frame.fields["last"][0] = accepted - 1

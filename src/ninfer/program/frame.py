@@ -62,8 +62,8 @@ def end_of(fields: Mapping[str, Field], name: str) -> int:
     return at + align(extent(fields[name].shape, fields[name].dtype))
 
 
-class HostFrame:
-    """A packed block in host memory and typed views of its fields. The device may own it until ``event`` is done."""
+class HostBlock:
+    """A packed block in host memory and typed views of its fields."""
 
     def __init__(self, device: Device, fields: Mapping[str, Field]) -> None:
         offsets, nbytes = field_offsets(tuple(fields.values()))
@@ -72,21 +72,18 @@ class HostFrame:
             name: self.bytes[at : at + extent(f.shape, f.dtype)].view(_NUMPY[f.dtype]).reshape(f.shape)
             for (name, f), at in zip(fields.items(), offsets, strict=True)
         }
-        self.event = device.event()
-        self.table_version = -1
 
 
 class HostRows:
-    """The short fields of a frame as arrays of ``B`` rows."""
+    """The short fields of an input block as arrays of ``B`` rows."""
 
     __slots__ = (
-        "B", "index", "lanes", "positions", "purpose", "read", "real", "seed", "start", "table", "tokens", "whole",
+        "index", "lanes", "positions", "purpose", "read", "real", "seed", "start", "table", "tokens", "whole",
         "width", "write",
     )  # fmt: skip
 
-    def __init__(self, frame: HostFrame, B: int) -> None:
-        f = frame.fields
-        self.B = B
+    def __init__(self, block: HostBlock, B: int) -> None:
+        f = block.fields
         self.start, self.width, self.read, self.write = f["start"][:B], f["width"][:B], f["read"][:B], f["write"][:B]
         self.table, self.tokens, self.lanes = f["table"][:B], f["tokens"][:B], f["lanes"][:B]
         self.positions = f["positions"][: 3 * B].reshape(3, B)
@@ -94,6 +91,19 @@ class HostRows:
         self.whole = f["whole"][: 4 * B].reshape(B, 4)
         self.seed = f["seed"][: 2 * B].reshape(B, 2)
         self.index, self.purpose = f["index"][:B], f["purpose"][:B]
+
+
+class InputFrame:
+    """A block on its way up. The device may own it until ``event`` is done. table_version: the block table it has."""
+
+    def __init__(self, device: Device, fields: Mapping[str, Field], rows: int) -> None:
+        self.block = HostBlock(device, fields)
+        self.event = device.event()
+        self.table_version = -1
+        self._rows = [HostRows(self.block, B) for B in range(1, rows + 1)]
+
+    def rows(self, B: int) -> HostRows:
+        return self._rows[B - 1]
 
 
 @dataclass(frozen=True, slots=True)

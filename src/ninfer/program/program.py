@@ -43,7 +43,7 @@ from ninfer.program.filling import (
     fill_sampling,
     fill_wide,
 )
-from ninfer.program.frame import HostFrame
+from ninfer.program.frame import InputFrame
 from ninfer.program.licensing import unit_touch
 from ninfer.program.memory import Shape
 from ninfer.program.sequence import Phase, SequenceRecord, prefill_end
@@ -261,10 +261,10 @@ class Program:
 
     def _wide_frame(
         self, record: SequenceRecord, tokens: Sequence[int] | npt.NDArray[np.int32], positions: npt.NDArray[np.int32]
-    ) -> HostFrame:
+    ) -> InputFrame:
         self._map(record, len(tokens))
         frame = self._units.frame()
-        fill_wide(frame, self._units.rows(frame, 1), record, tokens, positions)
+        fill_wide(frame, record, tokens, positions)
         return frame
 
     def _sample(
@@ -278,7 +278,7 @@ class Program:
         units, B = self._units, len(records)
         constrained = masks.constrained_rows() if masks is not None else ()
         frame = units.frame()
-        rows = units.rows(frame, B)
+        rows = frame.rows(B)
         if kind == "decode":
             for record in records:
                 self._map(record, 1)
@@ -312,7 +312,7 @@ class Program:
         accepted = record.length - 1 - record.frontier
         if accepted:
             frame = self._units.frame()
-            fill_fold(frame, self._units.rows(frame, 1), record, columns, accepted)
+            fill_fold(frame, record, columns, accepted)
             with self._launching((record,)):
                 self._units.fold(frame, columns)
 

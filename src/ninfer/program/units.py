@@ -5,8 +5,12 @@ Decode is two recordings per exact batch size, Forward and Finish, so that masks
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+
 from ninfer.contract import Arena, Device, Graph
-from ninfer.program.frame import HostFrame, HostRows, end_of, input_fields, output_fields
+from ninfer.program.frame import HostBlock, InputFrame, end_of, input_fields, output_fields
 from ninfer.program.kv import ExecutionRows
 from ninfer.program.layout import PoolKind, pages
 from ninfer.program.memory import Memory, Shape
@@ -21,49 +25,54 @@ class Units:
         self.memory = memory
         self.table = table
         fields, results = input_fields(shape.rows, shape.columns, pages(shape.context)), output_fields(shape.rows)
-        self._short, self._tabled = end_of(fields, "purpose"), end_of(fields, "blocks")
-        self._brief = end_of(results, "logprob")
-        self._frames = [HostFrame(device, fields) for _ in range(2)]
-        self._rows = {id(frame): [HostRows(frame, B) for B in range(1, shape.rows + 1)] for frame in self._frames}
-        self._output = HostFrame(device, results)
+        up, down = memory.input.bytes, memory.output.bytes
+        self._short, self._tabled, self._whole = (
+            up.head(nbytes) for nbytes in (end_of(fields, "purpose"), end_of(fields, "blocks"), up.nbytes)
+        )
+        self._brief, self._scored = down.head(end_of(results, "logprob")), down
+        self._frames = [InputFrame(device, fields, shape.rows) for _ in range(2)]
+        self._output = HostBlock(device, results)
+        self._done = device.event()
         self.masks = device.host(memory.masks.shape, "u32")
         self._table_version = -1
         self.counters = dict.fromkeys(("launches", "uploads", "upload_bytes", "downloads", "download_bytes"), 0)
-        self._forward: list[Graph] = []
-        self._recall: list[Graph] = []
-        self._finish: list[Graph] = []
-        for B in range(1, shape.rows + 1):
-            self._forward.append(device.capture(lambda B=B: self._submit_forward(B)))  # type: ignore[misc]
-            self._recall.append(device.capture(lambda B=B: self._submit_recall(B)))  # type: ignore[misc]
-            self._finish.append(device.capture(lambda B=B: self._submit_finish(B)))  # type: ignore[misc]
+        sizes = range(1, shape.rows + 1)
+        with ExitStack() as graphs:
+
+            def capture(work: Callable[[], None]) -> Graph:
+                graph = device.capture(work)
+                graphs.callback(graph.close)
+                return graph
+
+            self._forward = [capture(partial(self._submit_forward, B)) for B in sizes]
+            self._recall = [capture(partial(self._submit_recall, B)) for B in sizes]
+            self._finish = [capture(partial(self._submit_finish, B)) for B in sizes]
+            self._graphs = graphs.pop_all()
 
     # -- host frames ---------------------------------------------------------------------------------------------
 
-    def frame(self) -> HostFrame:
+    def frame(self) -> InputFrame:
         """The older input frame, once the device no longer reads it."""
         self._frames.reverse()
         frame = self._frames[0]
         frame.event.wait()
         return frame
 
-    def rows(self, frame: HostFrame, B: int) -> HostRows:
-        return self._rows[id(frame)][B - 1]
-
     # -- units ---------------------------------------------------------------------------------------------------
 
-    def prefill(self, frame: HostFrame, width: int) -> None:
+    def prefill(self, frame: InputFrame, width: int) -> None:
         """Run one row of ``width`` prompt tokens; the hidden of its last token becomes part of the state."""
         self._upload(frame, wide=True)
         self.memory.model.forward(self.memory.input.wide_rows(width))
         self._store_hidden()
         frame.event.record()
 
-    def forward(self, frame: HostFrame, B: int) -> None:
+    def forward(self, frame: InputFrame, B: int) -> None:
         """Run ``B`` anchors and leave their logits."""
         self._upload(frame)
         self._launch(self._forward[B - 1])
 
-    def recall(self, frame: HostFrame, B: int) -> None:
+    def recall(self, frame: InputFrame, B: int) -> None:
         """Leave the logits of ``B`` rows' stored hidden."""
         self._upload(frame)
         self._launch(self._recall[B - 1])
@@ -72,18 +81,17 @@ class Units:
         self.device.upload(self.memory.masks.slice(0, B), self.masks[:B])
         self._count("upload", self.masks[:B].nbytes)
 
-    def finish(self, frame: HostFrame, B: int, scores: bool) -> HostFrame:
+    def finish(self, frame: InputFrame, B: int, scores: bool) -> HostBlock:
         """Sample, bring the results down and wait for them."""
         self._launch(self._finish[B - 1])
-        out = self._output
-        nbytes = len(out.bytes) if scores else self._brief
-        self.device.download(out.bytes[:nbytes], self.memory.output.bytes.head(nbytes))
-        self._count("download", nbytes)
+        out, source = self._output, self._scored if scores else self._brief
+        self.device.download(out.bytes[: source.nbytes], source)
+        self._count("download", source.nbytes)
         frame.event.record()
         frame.event.wait()
         return out
 
-    def control(self, frame: HostFrame, width: int) -> None:
+    def control(self, frame: InputFrame, width: int) -> None:
         """Run one row of ``width`` decided tokens, recorded: keys and values are appended, the state is left alone."""
         self._upload(frame, wide=True)
         m = self.memory
@@ -92,7 +100,7 @@ class Units:
         self.device.ops.count(m.counts, m.input.fields["lanes"].head(1), rows.tokens.head(1, width), rows.width)
         frame.event.record()
 
-    def fold(self, frame: HostFrame, width: int) -> None:
+    def fold(self, frame: InputFrame, width: int) -> None:
         """Advance the state by the accepted columns of a control unit of ``width``."""
         self._upload(frame)
         self.memory.model.fold(self.memory.input.fields["accepted"], self.memory.input.wide_rows(width))
@@ -104,15 +112,13 @@ class Units:
 
     def drain(self) -> None:
         """Wait for everything submitted."""
-        event = self._output.event
-        event.record()
-        event.wait()
+        self._done.record()
+        self._done.wait()
 
     def close(self) -> None:
         """Graphs before the buffers they name."""
         self.drain()
-        for graph in (*self._forward, *self._recall, *self._finish):
-            graph.close()
+        self._graphs.close()
         self.arena.close()
 
     # -- submissions ---------------------------------------------------------------------------------------------
@@ -143,19 +149,19 @@ class Units:
         m.model.hidden(m.input.fields["last"], hidden)
         self.device.ops.scatter(m.stored, hidden, m.input.fields["write"].head(1))
 
-    def _upload(self, frame: HostFrame, wide: bool = False) -> None:
+    def _upload(self, frame: InputFrame, wide: bool = False) -> None:
         """Send the frame: its short fields, the block table if it changed, and the wide fields if asked."""
-        dirty = self._table_version != self.table.version
-        if dirty or wide:
-            if frame.table_version != self.table.version:
-                frame.fields["blocks"][:] = self.table.tables[PoolKind.MAIN]
-                frame.table_version = self.table.version
-            self._table_version = self.table.version
-        nbytes = len(frame.bytes) if wide else self._tabled if dirty else self._short
-        self.device.upload(self.memory.input.bytes.head(nbytes), frame.bytes[:nbytes])
+        version = self.table.version
+        dirty = self._table_version != version
+        if (dirty or wide) and frame.table_version != version:
+            frame.block.fields["blocks"][:] = self.table.tables[PoolKind.MAIN]
+            frame.table_version = version
+        target = self._whole if wide else self._tabled if dirty else self._short
+        self.device.upload(target, frame.block.bytes[: target.nbytes])
         if dirty and self.memory.model.blocks is not None:
             self.device.copy(self.memory.model.blocks, self.memory.input.fields["blocks"])
-        self._count("upload", nbytes)
+        self._table_version = version
+        self._count("upload", target.nbytes)
 
     def _launch(self, graph: Graph) -> None:
         graph.launch()

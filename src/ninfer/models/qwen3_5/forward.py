@@ -12,12 +12,13 @@ every time and can be recorded.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ninfer.contract import Buffer, Device, Scope
-from ninfer.models.qwen3_5.config import Dense, TextConfig
-from ninfer.models.qwen3_5.weights import AttentionWeights, Block, DenseWeights, GdnWeights, Model, MoeWeights
+from ninfer.models.qwen3_5.config import Moe, TextConfig
+from ninfer.models.qwen3_5.weights import AttentionWeights, DenseWeights, GdnWeights, Model, MoeWeights
 from ninfer.ops import GdnRecord, GdnState, KVPlanes, Ops, Rows
 
 
@@ -66,7 +67,7 @@ def plan_workspace(config: TextConfig, scope: Scope, device: Device, tokens: int
         return scope.buffer("workspace", (tokens, *shape), dtype)
 
     routing = None
-    if not isinstance(ffn, Dense):
+    if isinstance(ffn, Moe):
         k = ffn.selected
         routing = Routing(rows(H), rows(k, dtype="i32"), rows(k, dtype="f32"), rows(dtype="f32"), rows(k, ffn.width))
     return Workspace(
@@ -78,10 +79,25 @@ def plan_workspace(config: TextConfig, scope: Scope, device: Device, tokens: int
         a=rows(nv),
         b=rows(nv),
         mixed=rows(max(queries, gdn_values)),
-        product=rows(ffn.width if isinstance(ffn, Dense) else ffn.shared_width),
+        product=rows(ffn.shared_width if isinstance(ffn, Moe) else ffn.width),
         routing=routing,
         scratch=scope.buffer("workspace", (scratch,), "u8"),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """What every layer of one pass shares; ``x`` is the residual stream [T, H]."""
+
+    ops: Ops
+    config: TextConfig
+    ws: Workspace
+    rows: Rows
+    x: Buffer
+
+    @property
+    def tokens(self) -> int:
+        return self.x.shape[0]
 
 
 def forward(
@@ -99,17 +115,18 @@ def forward(
     appended at once; the recurrent state advances in place, or stays untouched and is recorded where ``record`` is
     given (``fold`` commits it).
     """
-    x = ws.x.head(rows.B * rows.W, model.config.hidden_size)
-    ops.embed(x, model.embedding, rows.tokens)
-    full = linear = 0
+    p = _Pass(ops, model.config, ws, rows, ws.x.head(rows.B * rows.W, model.config.hidden_size))
+    planes, states, records = iter(kv), iter(state), iter(record) if record else itertools.repeat(None)
+    ops.embed(p.x, model.embedding, rows.tokens)
     for block in model.blocks:
         if isinstance(block.mixer, AttentionWeights):
-            _attention(ops, model.config, block, block.mixer, ws, x, rows, kv[full])
-            full += 1
+            _attention(p, block.input_norm, block.mixer, next(planes))
         else:
-            _gdn(ops, model.config, block, block.mixer, ws, x, rows, state[linear], record[linear] if record else None)
-            linear += 1
-        _ffn(ops, model.config, block, ws, x)
+            _gdn(p, block.input_norm, block.mixer, next(states), next(records))
+        if isinstance(block.ffn, DenseWeights):
+            _swiglu(p, p.x, block.post_norm, block.ffn)
+        else:
+            _moe(p, block.post_norm, block.ffn)
 
 
 def fold(
@@ -121,9 +138,9 @@ def fold(
     rows: Rows,
 ) -> None:
     """Advance the recurrent state by the first ``accepted`` i32 [B] columns of a recorded pass."""
-    assert config.gdn is not None or not state
     for layer, columns in zip(state, record, strict=True):
-        ops.gdn_fold(layer, columns, accepted, rows, config.gdn)  # type: ignore[arg-type]
+        assert config.gdn is not None
+        ops.gdn_fold(layer, columns, accepted, rows, config.gdn)
 
 
 def hidden(ops: Ops, model: Model, ws: Workspace, index: Buffer | None, out: Buffer) -> None:
@@ -137,72 +154,44 @@ def logits(ops: Ops, model: Model, hidden: Buffer, out: Buffer) -> None:
     ops.head(out, hidden, model.head)
 
 
-def _attention(
-    ops: Ops, config: TextConfig, block: Block, w: AttentionWeights, ws: Workspace, x: Buffer, rows: Rows, kv: KVPlanes
-) -> None:
-    s, T = config.attention, x.shape[0]
+def _attention(p: _Pass, norm: Buffer, w: AttentionWeights, kv: KVPlanes) -> None:
+    s, eps, ws = p.config.attention, p.config.eps, p.ws
     assert s is not None
-    q, gate, out = (lane.head(T, s.hq * s.hd) for lane in (ws.query, ws.gate, ws.mixed))
-    k, v = (lane.head(T, s.hk * s.hd) for lane in (ws.key, ws.value))
-    ops.norm_project((q, k, v, gate), x, block.input_norm, (w.query, w.key, w.value, w.gate), config.eps, ws.scratch)
-    ops.attention_prepare(q, k, v, w.query_norm, w.key_norm, kv, rows, s, config.eps)
-    ops.attention(out, q, gate, kv, rows, s, ws.scratch)
-    ops.project_add(x, out, w.output)
+    q, gate, out = (lane.head(p.tokens, s.hq * s.hd) for lane in (ws.query, ws.gate, ws.mixed))
+    k, v = (lane.head(p.tokens, s.hk * s.hd) for lane in (ws.key, ws.value))
+    p.ops.norm_project((q, k, v, gate), p.x, norm, (w.query, w.key, w.value, w.gate), eps, ws.scratch)
+    p.ops.attention_prepare(q, k, v, w.query_norm, w.key_norm, kv, p.rows, s, eps)
+    p.ops.attention(out, q, gate, kv, p.rows, s, ws.scratch)
+    p.ops.project_add(p.x, out, w.output)
 
 
-def _gdn(
-    ops: Ops,
-    config: TextConfig,
-    block: Block,
-    w: GdnWeights,
-    ws: Workspace,
-    x: Buffer,
-    rows: Rows,
-    state: GdnState,
-    record: GdnRecord | None,
-) -> None:
-    g, T = config.gdn, x.shape[0]
+def _gdn(p: _Pass, norm: Buffer, w: GdnWeights, state: GdnState, record: GdnRecord | None) -> None:
+    g, eps, ws = p.config.gdn, p.config.eps, p.ws
     assert g is not None
-    q, k = (lane.head(T, g.nk * g.dk) for lane in (ws.query, ws.key))
-    v, z, out = (lane.head(T, g.nv * g.dv) for lane in (ws.value, ws.gate, ws.mixed))
-    a, b = (lane.head(T, g.nv) for lane in (ws.a, ws.b))
+    q, k = (lane.head(p.tokens, g.nk * g.dk) for lane in (ws.query, ws.key))
+    v, z, out = (lane.head(p.tokens, g.nv * g.dv) for lane in (ws.value, ws.gate, ws.mixed))
+    a, b = (lane.head(p.tokens, g.nv) for lane in (ws.a, ws.b))
     weights = (w.query, w.key, w.value, w.z, w.a, w.b)
-    ops.norm_project((q, k, v, z, a, b), x, block.input_norm, weights, config.eps, ws.scratch)
-    ops.gdn(
-        out, (q, k, v), z, a, b, w.convolution, w.a_log, w.dt_bias, w.norm, state, record, rows, g, config.eps,
-        ws.scratch,
-    )  # fmt: skip
-    ops.project_add(x, out, w.output)
+    p.ops.norm_project((q, k, v, z, a, b), p.x, norm, weights, eps, ws.scratch)
+    constants = (w.convolution, w.a_log, w.dt_bias, w.norm)
+    p.ops.gdn(out, (q, k, v), z, a, b, *constants, state, record, p.rows, g, eps, ws.scratch)
+    p.ops.project_add(p.x, out, w.output)
 
 
-def _ffn(ops: Ops, config: TextConfig, block: Block, ws: Workspace, x: Buffer) -> None:
-    if isinstance(block.ffn, DenseWeights):
-        _swiglu(ops, config, block.ffn, ws, x, x, block.post_norm)
-    else:
-        _moe(ops, config, block, block.ffn, ws, x)
+def _swiglu(p: _Pass, u: Buffer, norm: Buffer | None, w: DenseWeights, scale: Buffer | None = None) -> None:
+    product = p.ws.product.head(p.tokens, w.gate.rows)
+    p.ops.norm_swiglu(product, u, norm, w.gate, w.up, p.config.eps, p.ws.scratch)
+    p.ops.project_add(p.x, product, w.down, scale)
 
 
-def _swiglu(
-    ops: Ops,
-    config: TextConfig,
-    w: DenseWeights,
-    ws: Workspace,
-    x: Buffer,
-    u: Buffer,
-    norm: Buffer | None,
-    scale: Buffer | None = None,
-) -> None:
-    product = ws.product.head(x.shape[0], w.gate.rows)
-    ops.norm_swiglu(product, u, norm, w.gate, w.up, config.eps, ws.scratch)
-    ops.project_add(x, product, w.down, scale)
-
-
-def _moe(ops: Ops, config: TextConfig, block: Block, w: MoeWeights, ws: Workspace, x: Buffer) -> None:
-    r, T, k = ws.routing, x.shape[0], config.ffn.selected  # type: ignore[union-attr]
+def _moe(p: _Pass, norm: Buffer, w: MoeWeights) -> None:
+    ffn, r = p.config.ffn, p.ws.routing
     assert r is not None
-    u, ids, weights, shared = r.u.head(*x.shape), r.ids.head(T, k), r.weights.head(T, k), r.shared.head(T)
-    product = r.product.head(T, k, w.bank.gate[0].rows)
-    ops.moe_route(u, ids, weights, shared, x, block.post_norm, w.router, w.shared_score, config.eps)
-    ops.moe_swiglu(product, u, ids, w.bank)
-    ops.moe_down_add(x, product, ids, weights, w.bank)
-    _swiglu(ops, config, w.shared, ws, x, u, None, shared)
+    assert isinstance(ffn, Moe)
+    u, shared = r.u.head(*p.x.shape), r.shared.head(p.tokens)
+    ids, weights = (buffer.head(p.tokens, ffn.selected) for buffer in (r.ids, r.weights))
+    product = r.product.head(p.tokens, ffn.selected, ffn.width)
+    p.ops.moe_route(u, ids, weights, shared, p.x, norm, w.router, w.shared_score, p.config.eps)
+    p.ops.moe_swiglu(product, u, ids, w.bank)
+    p.ops.moe_down_add(p.x, product, ids, weights, w.bank)
+    _swiglu(p, u, None, w.shared, shared)

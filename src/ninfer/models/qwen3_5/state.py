@@ -22,7 +22,7 @@ def allocate_kv(
     if config.attention is None or not config.full_layers:
         return []
     shape = (pages, config.attention.hk, PAGE_TOKENS, config.attention.hd)
-    blocks = scope.buffer("kv blocks", (rows, blocks_per_row), "i32")
+    blocks = scope.buffer("kv", (rows, blocks_per_row), "i32")
     return [
         KVPlanes(scope.buffer("kv", shape, dtype), scope.buffer("kv", shape, dtype), blocks)
         for _ in range(config.full_layers)
@@ -50,10 +50,10 @@ def allocate_record(config: TextConfig, scope: Scope, device: Device, tokens: in
         return []
     return [
         GdnRecord(
-            scope.buffer("record", (tokens, g.nk, g.dk), "f32"),
-            scope.buffer("record", (tokens, g.nv, g.dv), "f32"),
-            scope.buffer("record", (tokens, g.nv), "f32"),
-            scope.buffer("record", (tokens, g.channels), device.activation),
+            scope.buffer("records", (tokens, g.nk, g.dk), "f32"),
+            scope.buffer("records", (tokens, g.nv, g.dv), "f32"),
+            scope.buffer("records", (tokens, g.nv), "f32"),
+            scope.buffer("records", (tokens, g.channels), device.activation),
         )
         for _ in range(config.linear_layers)
     ]
