@@ -5,6 +5,7 @@ and ``ToolCallEvent`` values and ends with a ``GenerationResult``. Every error i
 """
 
 import logging
+from typing import TYPE_CHECKING, Any
 
 from ninfer.engine import Engine
 from ninfer.errors import (
@@ -43,6 +44,9 @@ from ninfer.results import (
 )
 from ninfer.runtime.metrics import EngineStats
 
+if TYPE_CHECKING:
+    from ninfer.frontend import PreparedPrompt
+
 __version__ = "0.1.0"
 __all__ = [
     "ArtifactError",
@@ -68,6 +72,7 @@ __all__ = [
     "NinferError",
     "OutOfDeviceMemory",
     "Overloaded",
+    "PreparedPrompt",
     "QueueTimeout",
     "RequestAborted",
     "RequestOptions",
@@ -87,3 +92,12 @@ __all__ = [
 ]
 
 logging.getLogger("ninfer").addHandler(logging.NullHandler())
+
+
+def __getattr__(name: str) -> Any:
+    """What would make importing the package slow comes when it is first named."""
+    if name == "PreparedPrompt":
+        from ninfer.frontend import PreparedPrompt
+
+        return PreparedPrompt
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -129,15 +129,16 @@ class EngineMachine(RuleBasedStateMachine):
         request = self.requests[i % len(self.requests)] if self.requests else None
         if request is None or request.handle is None:
             return
-        try:
-            result = request.handle.result(timeout=0)
-        except TimeoutError:
-            assert request.response.result is None
-        except ninfer.NinferError as error:
-            assert error.partial is request.response.result
+        result = request.response.result
+        if result is None:
+            with pytest.raises(TimeoutError):
+                request.handle.result(timeout=0)
+        elif result.error is not None:
+            with pytest.raises(type(result.error)) as caught:
+                request.handle.result(timeout=0)
+            assert caught.value.partial is result
         else:
-            assert result is request.response.result
-            assert result.error is None
+            assert request.handle.result(timeout=0) is result
 
     @rule(i=st.integers(0, 99), how=st.sampled_from(["cancel", "close", "drop"]))
     def stop(self, i, how):

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ninfer.contract import ProgramPort
-from ninfer.errors import InvalidRequest
+from ninfer.errors import ArtifactError, InvalidRequest
 from ninfer.options import EngineOptions
 from ninfer.progress import Meter
 
 if TYPE_CHECKING:
     from ninfer.artifact import Artifact, ArtifactSource
-    from ninfer.frontend import Frontend
+    from ninfer.frontend import Frontend, FrontendResources
 
 DEFAULT_CONTEXT = 32768
 DEFAULT_CHUNK = 512
@@ -42,14 +42,11 @@ def open_instance(artifact: str | os.PathLike[str] | ArtifactSource, options: En
     or machine cannot honour, OutOfDeviceMemory; what had been opened by then is closed again.
     """
     from ninfer._cpu.device import CpuDevice
+    from ninfer._cpu.kernel import compile_all
     from ninfer.artifact import Artifact, open_artifact
     from ninfer.frontend import Frontend
     from ninfer.models.qwen3_5.bind import bind, check
-    from ninfer.program.capacity import ExplicitKV
-    from ninfer.program.layout import KVCodec
-    from ninfer.program.memory import Shape
-    from ninfer.program.opening import open_program
-    from ninfer.program.text import QwenText
+    from ninfer.program import ExplicitKV, KVCodec, QwenText, Shape, open_program
 
     with ExitStack() as opened:
         if isinstance(artifact, str | os.PathLike):
@@ -60,12 +57,14 @@ def open_instance(artifact: str | os.PathLike[str] | ArtifactSource, options: En
         contents = Artifact(source)
         config = check(contents).text
         frontend = Frontend(_resources(contents, config.vocab_size))
-        if frontend.vocab_size > config.vocab_size:
-            raise InvalidRequest("the tokenizer has more tokens than the model", field="artifact")
         context = _context(options, config.max_position_embeddings)
         chunk = min(options.prefill_chunk or DEFAULT_CHUNK, context)
+        with Meter("compile", None, options.progress, unit="kernel", delay=0.5) as meter:
+            compile_all(meter.reach)  # takes long only when the machine's cache of kernels is empty
         device = CpuDevice()
         opened.callback(device.close)
+        with Meter("load", None, options.progress, delay=0.5) as meter:
+            model = bind(contents, device, progress=meter.reach)
         shape = Shape(
             rows=options.max_concurrency,
             context=context,
@@ -74,15 +73,6 @@ def open_instance(artifact: str | os.PathLike[str] | ArtifactSource, options: En
             codec=KVCodec.BF16 if options.kv_dtype == "bf16" else KVCodec.FP32,
             vocabulary=frontend.vocab_size,
         )
-        with ExitStack() as shown:
-
-            def loaded(done: int, total: int) -> None:
-                meter = meters[0] if meters else shown.enter_context(Meter("load", total, options.progress))
-                meters[:] = [meter]
-                meter(done - meter.done)
-
-            meters: list[Meter] = []
-            model = bind(contents, device, progress=loaded)
         kv = None if isinstance(options.kv_capacity, str) else ExplicitKV(options.kv_capacity)
         program = open_program(device, QwenText(model), shape, kv)
         opened.callback(program.close)
@@ -98,16 +88,20 @@ def open_instance(artifact: str | os.PathLike[str] | ArtifactSource, options: En
         )
 
 
-def _resources(artifact: Artifact, vocab_rows: int):
+def _resources(artifact: Artifact, vocab_rows: int) -> FrontendResources:
     from ninfer.frontend import FrontendResources
 
     def read(role: str) -> bytes:
         return artifact.resource("text", role)
 
+    try:
+        template = read("chat_template.jinja").decode()
+    except UnicodeDecodeError as error:
+        raise ArtifactError(f"not UTF-8: {error}", path=artifact.source.name, where="chat_template.jinja") from None
     return FrontendResources(
         tokenizer_json=read("tokenizer.json"),
         tokenizer_config=read("tokenizer_config.json"),
-        chat_template=read("chat_template.jinja").decode(),
+        chat_template=template,
         generation_config=read("generation_config.json"),
         vocab_rows=vocab_rows,
     )
