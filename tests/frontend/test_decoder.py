@@ -337,8 +337,10 @@ def test_resuming_shows_only_what_is_new(data, draw):
     text = data.decode()
     cut = draw.draw(st.integers(0, len(text)))
     d = decoder(tools=TOOLS)
-    if not d.resume(text[:cut]):
+    if any(isinstance(piece, RawCall) for piece in d.feed(text[:cut].encode())):
         return
+    d = decoder(tools=TOOLS)
+    d.resume(text[:cut])
     out = read(d, [text[cut:].encode()])
     whole = read(decoder(tools=TOOLS), [data])
     assert [c for c in out if isinstance(c, RawCall)] == [c for c in whole if isinstance(c, RawCall)]

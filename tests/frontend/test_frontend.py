@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import attrs
 import pytest
 
-from ninfer.errors import ArtifactError
+from ninfer.errors import ArtifactError, InvalidRequest
 from ninfer.frontend import Frontend
 from ninfer.inputs import Chat
 from ninfer.options import SamplingParams
@@ -107,3 +107,9 @@ def test_importing_stays_light():
     heavy = "('tokenizers', 'torch', 'transformers', 'numba')"
     code = f"import sys, ninfer.frontend; print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_a_template_that_prints_nothing(tiny):
+    with pytest.raises(InvalidRequest) as refusal:
+        Frontend(tiny.resources("{# silent #}")).prepare("x")
+    assert refusal.value.field == "messages"

@@ -5,10 +5,9 @@ from __future__ import annotations
 import attrs
 
 from ninfer.frontend.envelope import SPACE, Envelope, RawCall, Scan, partial_match
+from ninfer.frontend.protocol import THINK_CLOSE
 from ninfer.frontend.tokenizer import decode_utf8
 from ninfer.results import Channel
-
-_THINK_CLOSE = "</think>"
 
 _NOTHING = Scan()
 
@@ -31,29 +30,25 @@ class Decoder:
     stop_in_thinking: bool
     thinking: bool
     stopped: bool = False
-    _bytes: bytes = b""
-    _close: str = ""
+    _bytes: bytes = attrs.field(default=b"", init=False)
+    _close: str = attrs.field(default="", init=False)
     """Thinking that may be the beginning of the close."""
-    _leading: bool = False
+    _leading: bool = attrs.field(default=False, init=False)
     """Newlines right behind the close are still to be dropped."""
-    _scan: Scan = _NOTHING
-    _stop: str = ""
+    _scan: Scan = attrs.field(default=_NOTHING, init=False)
+    _stop: str = attrs.field(default="", init=False)
     """Text that may be the beginning of a stop string."""
-    _muted: int = 0
+    _muted: int = attrs.field(default=0, init=False)
     """Characters at the front of the held text that were part of the prompt."""
-    _space: str = ""
+    _space: str = attrs.field(default="", init=False)
     """White space that is dropped if a call follows it."""
-    _after_call: bool = False
+    _after_call: bool = attrs.field(default=False, init=False)
 
-    def resume(self, prefix: str) -> bool:
-        """Start behind ``prefix`` of the same content, which is not released. False: it holds a complete
-        call.
-        """
-        if self.envelope is None:
-            return True
-        out, self._scan = self.envelope.feed(self._scan, prefix)
-        self._muted = len(self._scan.held)
-        return not any(isinstance(item, RawCall) for item in out)
+    def resume(self, prefix: str) -> None:
+        """Start behind ``prefix`` of the same content: a call begun there is read on, its text not released."""
+        if self.envelope is not None:
+            _, self._scan = self.envelope.feed(self._scan, prefix)
+            self._muted = len(self._scan.held)
 
     def feed(self, data: bytes) -> list[Piece]:
         """Everything that these bytes release, in order."""
@@ -81,9 +76,9 @@ class Decoder:
         pieces: list[Piece] = []
         if self.thinking:
             joined = self._close + text
-            end = joined.find(_THINK_CLOSE)
+            end = joined.find(THINK_CLOSE)
             if end < 0:
-                body = joined[: len(joined) - partial_match(joined, _THINK_CLOSE)].rstrip("\n")
+                body = joined[: len(joined) - partial_match(joined, THINK_CLOSE)].rstrip("\n")
                 self._close = joined[len(body) :]
                 return self._release("thinking", body)
             pieces += self._release("thinking", joined[:end].rstrip("\n"))
@@ -91,7 +86,7 @@ class Decoder:
                 return pieces
             pieces += self._unhold("thinking")
             self.thinking, self._close, self._leading = False, "", True
-            text = joined[end + len(_THINK_CLOSE) :]
+            text = joined[end + len(THINK_CLOSE) :]
         if self._leading:
             text = text.lstrip("\n")
             self._leading = not text

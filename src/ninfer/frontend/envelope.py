@@ -17,11 +17,10 @@ from typing import Any, Literal
 
 import attrs
 
+from ninfer.frontend.protocol import CALL_CLOSE, CALL_OPEN
 from ninfer.frontend.tools import argument_types, decode_argument
 from ninfer.inputs import Tool
 
-OPEN = "<tool_call>"
-CLOSE = "</tool_call>"
 _FUNCTION = "<function="
 _FUNCTION_CLOSE = "</function>"
 _PARAMETER = "<parameter="
@@ -43,7 +42,7 @@ class _Progress:
     """A call read up to ``at``, an offset from its opening tag. ``scanned``: no value ends before it."""
 
     stage: Literal["function", "body", "value", "end", "done"] = "function"
-    at: int = len(OPEN)
+    at: int = len(CALL_OPEN)
     name: str = ""
     parameters: tuple[tuple[str, str], ...] = ()
     key: str = ""
@@ -73,8 +72,8 @@ class Envelope:
         held, inside, progress = scan.held + text, scan.inside, scan.progress
         while True:
             if not inside:
-                start = held.find(OPEN)
-                ready = start if start >= 0 else len(held) - partial_match(held, OPEN)
+                start = held.find(CALL_OPEN)
+                ready = start if start >= 0 else len(held) - partial_match(held, CALL_OPEN)
                 if ready:
                     out.append(held[:ready])
                     held = held[ready:]
@@ -84,7 +83,7 @@ class Envelope:
             step = self._advance(held, progress, inline=False)
             if step is not None and step.stage != "done":
                 return out, Scan(held, True, step)
-            used = len(OPEN) if step is None else step.at
+            used = len(CALL_OPEN) if step is None else step.at
             out.append(held[:used] if step is None else self._call(step))
             held, inside = held[used:], False
 
@@ -97,8 +96,8 @@ class Envelope:
                 out.append(self._call(step))
                 used = step.at
             elif complete:
-                out.append(OPEN)
-                used = len(OPEN)
+                out.append(CALL_OPEN)
+                used = len(CALL_OPEN)
             else:
                 return out
             more, scan = self.feed(Scan(), scan.held[used:])
@@ -106,9 +105,7 @@ class Envelope:
         return [*out, scan.held] if scan.held else out
 
     def _advance(self, text: str, progress: _Progress, *, inline: bool) -> _Progress | None:
-        """Read on in a call that starts ``text``. None: not a call. ``inline``: every value ends at its first
-        tag.
-        """
+        """Read on in a call that starts ``text``. None: not a call. ``inline``: every value ends at its first tag."""
         while progress.stage != "done":
             step = self._element(text, progress, inline)
             if step is None or (step.stage, step.at) == (progress.stage, progress.at):
@@ -124,9 +121,9 @@ class Envelope:
         while at < len(text) and text[at] in SPACE:
             at += 1
         if progress.stage == "end":
-            if text.startswith(CLOSE, at):
-                return attrs.evolve(progress, stage="done", at=at + len(CLOSE))
-            return _unless_impossible(text, at, progress, CLOSE)
+            if text.startswith(CALL_CLOSE, at):
+                return attrs.evolve(progress, stage="done", at=at + len(CALL_CLOSE))
+            return _unless_impossible(text, at, progress, CALL_CLOSE)
         if progress.stage == "function":
             name, end = _name(text, at, _FUNCTION)
             if end:

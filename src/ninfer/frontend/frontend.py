@@ -9,22 +9,32 @@ from typing import Any
 import numpy as np
 
 from ninfer.errors import InvalidRequest, NinferError
-from ninfer.frontend.decoder import Decoder
-from ninfer.frontend.envelope import Envelope
-from ninfer.frontend.frontiers import CLOSE, Frontiers
+from ninfer.frontend.frontiers import Frontiers
+from ninfer.frontend.generation import read_sampling, read_stop_ids, special_tokens
+from ninfer.frontend.plain import plain_text
 from ninfer.frontend.prompt import PreparedPrompt, digest_chain, text_identity
-from ninfer.frontend.render import THINK_CLOSE, THINK_OPEN, TURN_CLOSE, TURN_OPEN, RenderedChat, render_chat
+from ninfer.frontend.protocol import (
+    CALL_CLOSE,
+    CALL_OPEN,
+    CANONICAL_CLOSE,
+    RESULT_CLOSE,
+    RESULT_OPEN,
+    THINK_CLOSE,
+    THINK_OPEN,
+    TURN_CLOSE,
+    TURN_OPEN,
+)  # fmt: skip
+from ninfer.frontend.render import RenderedChat, render_chat
 from ninfer.frontend.resources import FrontendResources, broken, json_object
 from ninfer.frontend.session import OutputProtocol, OutputSession
 from ninfer.frontend.template import ChatTemplate
 from ninfer.frontend.tokenizer import Tokenizer
-from ninfer.frontend.vocabulary import Vocabulary
 from ninfer.inputs import Chat, PromptInput, TextPrompt, TokenPrompt
 from ninfer.options import RequestOptions, SamplingParams
 from ninfer.results import Channel
 
-_SHOWN_TAGS = (THINK_OPEN, THINK_CLOSE, "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
-_FALLBACK = SamplingParams(temperature=1.0, top_p=1.0, top_k=20, min_p=0.0, presence_penalty=0.0, frequency_penalty=0.0)
+_SHOWN_TAGS = (THINK_OPEN, THINK_CLOSE, CALL_OPEN, CALL_CLOSE, RESULT_OPEN, RESULT_CLOSE)
+"""Shown, and read, even where a vocabulary flags them as special."""
 
 
 class Frontend:
@@ -41,16 +51,16 @@ class Frontend:
 
     def __init__(self, resources: FrontendResources) -> None:
         self._tokenizer = Tokenizer(resources)
-        self._template = ChatTemplate(resources.chat_template, _special_tokens(self._tokenizer.config))
+        self._template = ChatTemplate(resources.chat_template, special_tokens(self._tokenizer.config))
         self._frontiers = Frontiers.of(self._tokenizer)
         vocabulary = self._tokenizer.vocabulary
         generation = json_object(resources.generation_config, "generation_config.json")
         self.vocab_size: int = vocabulary.size
-        self.stop_ids: tuple[int, ...] = _stop_ids(generation, self._tokenizer.config, vocabulary)
-        self.defaults: SamplingParams = _sampling_defaults(generation)
-        self.close_tokens: tuple[int, ...] = tuple(self._tokenizer.encode(CLOSE))
-        if self.decode(self.close_tokens) != CLOSE or set(self.close_tokens).intersection(self.stop_ids):
-            raise broken("tokenizer.json", f"cannot spell the close of the thinking, {CLOSE!r}")
+        self.stop_ids: tuple[int, ...] = read_stop_ids(generation, self._tokenizer.config, vocabulary)
+        self.defaults: SamplingParams = read_sampling(generation)
+        self.close_tokens: tuple[int, ...] = tuple(self._tokenizer.encode(CANONICAL_CLOSE))
+        if self.decode(self.close_tokens) != CANONICAL_CLOSE or set(self.close_tokens).intersection(self.stop_ids):
+            raise broken("tokenizer.json", f"cannot spell the close of the thinking, {CANONICAL_CLOSE!r}")
         hidden = {t.id for t in vocabulary.added.values() if t.special and t.content not in _SHOWN_TAGS}
         self._protocol = OutputProtocol(
             tokenizer=self._tokenizer,
@@ -62,25 +72,21 @@ class Frontend:
         )
 
     def prepare(self, prompt: PromptInput) -> PreparedPrompt:
-        """Render and tokenize a prompt. Raises InvalidRequest (or ToolContractError) naming the place at
-        fault.
-        """
+        """Render and tokenize a prompt. Raises InvalidRequest (or ToolContractError) naming the place at fault."""
         started = time.perf_counter()
         if isinstance(prompt, str):
             prompt = Chat([{"role": "user", "content": prompt}])
         if isinstance(prompt, Chat):
             return self._prepare_chat(prompt, started)
         if isinstance(prompt, TextPrompt):
-            ids, field = self._tokenizer.encode(_encodable(prompt.text)), "text"
+            ids, field = self._tokenizer.encode(plain_text(prompt.text, "text")), "text"
         elif isinstance(prompt, TokenPrompt):
             ids, field = _checked_ids(prompt.ids, self.vocab_size), "ids"
         else:
             raise InvalidRequest(
                 f"expected str, Chat, TextPrompt or TokenPrompt, got {type(prompt).__name__}", field="prompt"
             )
-        if not len(ids):
-            raise InvalidRequest("the prompt is empty", field=field)
-        return self._finish(ids, started, boundaries=(len(ids),))
+        return self._finish(ids, field, started, boundaries=(len(ids),))
 
     def output_session(self, prompt: PreparedPrompt, options: RequestOptions, *, max_tokens: int) -> OutputSession:
         """The session that reads this request's output. ``max_tokens`` >= 1: its output budget, forced tokens
@@ -107,11 +113,6 @@ class Frontend:
 
     def _prepare_chat(self, chat: Chat, started: float) -> PreparedPrompt:
         rendered = render_chat(self._template, chat, self._tokenizer.openers)
-        if rendered.continuation and rendered.tools:
-            probe = Decoder(Envelope(rendered.tools), (), False, False)
-            if not probe.resume(rendered.continuation):
-                field = f"messages[{len(list(chat.messages)) - 1}].content"
-                raise InvalidRequest("text that holds a complete tool call cannot be continued", field=field)
         if chat.escape_special:
             ids = self._tokenizer.encode_except(rendered.text, rendered.literal)
         else:
@@ -122,18 +123,21 @@ class Frontend:
         counts = self._tokenizer.tokens_within(tokens, [rendered.text[:place] for place in places])
         markers, ends = counts[: len(rendered.markers)], counts[len(rendered.markers) : -1]
         return self._finish(
-            tokens,
+            ids,
+            "messages",
             started,
             start_channel=_start_channel(rendered),
             tools=rendered.tools,
             continuation=rendered.continuation.encode(),
             cache_markers=tuple(sorted({count for count in markers if count})),
             boundaries=tuple(sorted({count for count in (*ends, len(tokens)) if count})),
-            rewrite=(counts[-1], rendered.rewrite[1]),
+            rewrite=(counts[-1], rendered.rewrite[1]) if counts[-1] else None,
             chat=True,
         )
 
-    def _finish(self, ids: Any, started: float, **known: Any) -> PreparedPrompt:
+    def _finish(self, ids: Any, field: str, started: float, **known: Any) -> PreparedPrompt:
+        if not len(ids):
+            raise InvalidRequest("the prompt has no tokens", field=field)
         tokens = np.array(ids, np.int32)
         identity = text_identity(tokens, self._frontiers.find(tokens))
         digest = digest_chain(identity)
@@ -156,59 +160,10 @@ def _replays_thinking(template: ChatTemplate) -> bool:
         {"role": "tool", "content": "t"},
     ]
     try:
-        text = template.render(turns, None, {"add_generation_prompt": True})
+        rendered = template.render(turns, None, {"add_generation_prompt": True})
     except NinferError:
         return False
-    return f"{TURN_OPEN}assistant\n{THINK_OPEN}\nr{CLOSE}c{TURN_CLOSE}" in text
-
-
-# -- resources -----------------------------------------------------------------------------------------------
-
-
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """The token names a chat template may read, such as ``eos_token``."""
-    names = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-    values = {name: config.get(name) for name in names}
-    contents = {k: v.get("content") if isinstance(v, Mapping) else v for k, v in values.items()}
-    return {name: content for name, content in contents.items() if isinstance(content, str)}
-
-
-def _stop_ids(generation: Mapping[str, Any], config: Mapping[str, Any], vocabulary: Vocabulary) -> tuple[int, ...]:
-    where = "generation_config.json: eos_token_id"
-    listed = generation.get("eos_token_id")
-    ids = listed if isinstance(listed, list) else [] if listed is None else [listed]
-    for token in ids:
-        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocabulary.size:
-            raise broken(where, f"{token!r} is not a token id in 0..{vocabulary.size - 1}")
-    names = [TURN_CLOSE] if ids else [TURN_CLOSE, _special_tokens(config).get("eos_token", "")]
-    ids = [*ids, *(vocabulary.ids[name] for name in names if name in vocabulary.ids)]
-    if not ids:
-        raise broken(where, "no stop id")
-    return tuple(dict.fromkeys(ids))
-
-
-def _sampling_defaults(generation: Mapping[str, Any]) -> SamplingParams:
-    names = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty")
-    chosen = {name: generation[name] for name in names if generation.get(name) is not None}
-    if isinstance(chosen.get("top_k"), int):
-        chosen["top_k"] = min(chosen["top_k"], 64)
-    if generation.get("do_sample") is False:
-        chosen["temperature"] = 0.0
-    try:
-        return SamplingParams(**chosen).over(_FALLBACK)
-    except InvalidRequest as error:
-        raise broken(f"generation_config.json: {error.field}", error.reason) from None
-
-
-# -- raw prompts ---------------------------------------------------------------------------------------------
-
-
-def _encodable(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(f"lone surrogate at character {error.start}", field="text") from None
-    return text
+    return f"{TURN_OPEN}assistant\n{THINK_OPEN}\nr{CANONICAL_CLOSE}c{TURN_CLOSE}" in rendered
 
 
 def _checked_ids(ids: Any, size: int) -> Any:

@@ -15,17 +15,13 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from ninfer.frontend.render import THINK_CLOSE, THINK_OPEN, TURN_OPEN
+from ninfer.frontend.protocol import THINK_CLOSE, THINK_OPEN, TURN_OPEN
 from ninfer.frontend.tokenizer import Tokenizer
-
-CLOSE = f"\n{THINK_CLOSE}\n\n"
 
 
 @attrs.frozen
 class Frontiers:
-    """The token patterns of one vocabulary. ``None`` ids: the vocabulary has no such token, hence no
-    frontiers.
-    """
+    """The token patterns of one vocabulary. ``None`` ids: the vocabulary has no such token, hence no frontiers."""
 
     think_open: int | None
     think_close: int | None

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from ninfer.errors import InvalidRequest
-from ninfer.frontend.plain import plain, text
+from ninfer.frontend.plain import plain, plain_text
 from ninfer.inputs import Message
 from ninfer.results import ToolCall
 
@@ -58,7 +58,7 @@ def _read(message: Any, field: str) -> Turn:
     value["content"], marked_parts = _content(message.get("content"), role, f"{field}.content")
     for key in ("reasoning_content", "tool_call_id", "name"):
         if message.get(key) is not None:
-            value[key] = text(message[key], f"{field}.{key}")
+            value[key] = plain_text(message[key], f"{field}.{key}")
     if calls := message.get("tool_calls"):
         value["tool_calls"] = _tool_calls(calls, f"{field}.tool_calls")
     return Turn(value, flag(message, "cache_marker", field), marked_parts)
@@ -70,7 +70,7 @@ def _content(content: Any, role: str, field: str) -> tuple[Any, tuple[int, ...]]
             raise InvalidRequest(f"a {role} message needs content", field=field)
         return None, ()
     if isinstance(content, str):
-        return text(content, field), ()
+        return plain_text(content, field), ()
     if isinstance(content, Mapping) or not isinstance(content, Iterable):
         raise InvalidRequest(f"expected a string or a list of parts, got {type(content).__name__}", field=field)
     parts, marked = [], []
@@ -90,7 +90,7 @@ def _text_part(part: Any, field: str) -> str:
     if kind != "text":
         raise InvalidRequest(f"expected a part of type 'text', got {kind!r}", field=f"{field}.type")
     _refuse_unknown(part, {"type", "text", "cache_marker"}, field)
-    return text(part.get("text"), f"{field}.text")
+    return plain_text(part.get("text"), f"{field}.text")
 
 
 def _tool_calls(calls: Any, field: str) -> list[dict[str, Any]]:
@@ -111,13 +111,13 @@ def _tool_call(call: Any, field: str) -> dict[str, Any]:
     if not isinstance(function, Mapping):
         raise InvalidRequest("expected a mapping with name and arguments", field=f"{field}.function")
     _refuse_unknown(function, {"name", "arguments"}, f"{field}.function")
-    name = text(function.get("name"), f"{field}.function.name")
+    name = plain_text(function.get("name"), f"{field}.function.name")
     if not name:
         raise InvalidRequest("expected a name", field=f"{field}.function.name")
     arguments = _arguments(function.get("arguments"), f"{field}.function.arguments")
     value: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments}}
     if call.get("id") is not None:
-        value["id"] = text(call["id"], f"{field}.id")
+        value["id"] = plain_text(call["id"], f"{field}.id")
     return value
 
 

@@ -18,7 +18,7 @@ def plain(value: Any, field: str, depth: int = 0) -> Any:
     if depth > MAX_NESTING:
         raise InvalidRequest(f"nested deeper than {MAX_NESTING}", field=field)
     if isinstance(value, str):
-        return text(value, field)
+        return plain_text(value, field)
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
@@ -31,13 +31,13 @@ def plain(value: Any, field: str, depth: int = 0) -> Any:
         for key in value:
             if not isinstance(key, str):
                 raise InvalidRequest(f"expected string keys, got {key!r}", field=field)
-        return {text(key, field): plain(item, f"{field}.{key}", depth + 1) for key, item in value.items()}
+        return {plain_text(key, field): plain(item, f"{field}.{key}", depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item, f"{field}[{i}]", depth + 1) for i, item in enumerate(value)]
     raise InvalidRequest(f"expected a JSON value, got {type(value).__name__}", field=field)
 
 
-def text(value: Any, field: str) -> str:
+def plain_text(value: Any, field: str) -> str:
     """``value`` if it is a string that UTF-8 can carry. Raises InvalidRequest."""
     if not isinstance(value, str):
         raise InvalidRequest(f"expected a string, got {type(value).__name__}", field=field)

@@ -64,9 +64,7 @@ def digest_chain(identity: PrefixIdentity) -> PromptDigest:
 
 
 def digest_at(identity: PrefixIdentity, digest: PromptDigest, frontier: int) -> bytes:
-    """The digest of the first ``frontier`` tokens: the last whole link, and one more hash over what follows
-    it.
-    """
+    """The digest of the first ``frontier`` tokens: the last whole link, and one more hash over what follows it."""
     block = frontier // BLOCK
     link = digest.chain[block]
     return link if frontier % BLOCK == 0 else _extend(link, identity, block * BLOCK, frontier)

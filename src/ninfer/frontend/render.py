@@ -16,31 +16,21 @@ from typing import Any
 import attrs
 
 from ninfer.errors import InvalidRequest
+from ninfer.frontend.envelope import Envelope, RawCall, Scan
 from ninfer.frontend.messages import Turn, read_messages
-from ninfer.frontend.plain import map_strings, plain, text
+from ninfer.frontend.plain import map_strings, plain, plain_text
+from ninfer.frontend.protocol import RESULT_CLOSE, TURN_CLOSE, TURN_OPEN
 from ninfer.frontend.template import ChatTemplate, to_json
 from ninfer.frontend.tools import Declaration, read_tools
 from ninfer.inputs import Chat, Tool
 
-TURN_OPEN = "<|im_start|>"
-TURN_CLOSE = "<|im_end|>"
-THINK_OPEN = "<think>"
-THINK_CLOSE = "</think>"
 MAX_MARKERS = 4
 
-_RESULT_CLOSE = "</tool_response>"
 _NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
-_RESERVED = frozenset(
-    [
-        "messages",
-        "tools",
-        "documents",
-        "add_generation_prompt",
-        "enable_thinking",
-        "preserve_thinking",
-        "reasoning_effort",
-    ]
-)
+_RESERVED = frozenset([
+    "messages", "tools", "documents", "add_generation_prompt", "enable_thinking", "preserve_thinking",
+    "reasoning_effort",
+])  # fmt: skip
 
 
 @attrs.frozen(kw_only=True)
@@ -66,16 +56,22 @@ class RenderedChat:
 
 @attrs.frozen
 class _Conversation:
-    """Checked input: everything the template is run over."""
+    """Everything the template is run over. ``guard``, ``mark``, ``mark_end``: characters that occur in none of it."""
 
     template: ChatTemplate
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]]
     variables: Mapping[str, Any]
+    guard: str
+    mark: str
+    mark_end: str
 
-    def run(self, messages: list[dict[str, Any]] | None = None, **changed: Any) -> str:
-        chosen = self.messages if messages is None else messages
-        return self.template.render(chosen, self.tools or None, {**self.variables, **changed})
+    def run(self, messages: list[dict[str, Any]]) -> str:
+        return self.template.render(messages, self.tools or None, self.variables)
+
+    def run_with(self, index: int, message: dict[str, Any]) -> str:
+        """The rendering with one message replaced."""
+        return self.run([*self.messages[:index], message, *self.messages[index + 1 :]])
 
 
 def render_chat(template: ChatTemplate, chat: Chat, openers: frozenset[str]) -> RenderedChat:
@@ -83,34 +79,40 @@ def render_chat(template: ChatTemplate, chat: Chat, openers: frozenset[str]) -> 
 
     Raises InvalidRequest, ToolContractError.
     """
-    turns = read_messages(chat.messages)
-    declarations = read_tools(chat.tools)
-    talk = _Conversation(template, [turn.value for turn in turns], [d.value for d in declarations], _variables(chat))
-    blob = "\0".join((template.source, to_json([talk.messages, talk.tools, dict(talk.variables)])))
-    unused = [character for character in _NONCHARACTERS if character not in blob]
-    if len(unused) < 3:
-        raise InvalidRequest("the conversation uses too many noncharacters (U+FDD0..U+FDEF)", field="messages")
-    guard, mark, mark_end = unused[:3]
+    turns, declarations = read_messages(chat.messages), read_tools(chat.tools)
+    talk = _conversation(template, turns, declarations, _variables(chat))
     if chat.escape_special:
-        talk = _guarded(talk, openers, guard)
+        talk = _guarded(talk, openers)
     if chat.continue_final:
-        guarded, continuation = _continued(talk, mark, mark_end, guard)
+        guarded, continuation = _continued(talk)
+        _refuse_finished_call(continuation, declarations, f"messages[{len(turns) - 1}].content")
     else:
-        guarded, continuation = talk.run(), ""
-    text, literal = _unguard(guarded, guard)
-    end_of_tools = _tools_end(text, declarations)
-    opener = text.rfind(TURN_OPEN, 0, len(text) - len(continuation))
+        guarded, continuation = talk.run(talk.messages), ""
+    text, literal = _unguard(guarded, talk.guard)
+    tool_ends = _tool_ends(text, declarations)
+    opener = max(0, text.rfind(TURN_OPEN, 0, len(text) - len(continuation)))
     return RenderedChat(
         text=text,
         tools=tuple(declaration.tool for declaration in declarations),
         literal=literal,
-        markers=_markers(talk, guarded, text, turns, declarations, mark, guard),
-        tools_end=end_of_tools[-1] if end_of_tools else None,
+        markers=_markers(talk, guarded, text, turns, [d.tool.cache_marker for d in declarations], tool_ends),
+        tools_end=tool_ends[-1] if tool_ends else None,
         system_end=_turn_end(text, 0) if text.startswith(f"{TURN_OPEN}system\n") else None,
-        opener=max(opener, 0),
-        rewrite=_rewrite(talk, text, max(opener, 0), guard, answered=chat.continue_final),
+        opener=opener,
+        rewrite=_rewrite(talk, text, opener, answered=chat.continue_final),
         continuation=continuation,
     )
+
+
+def _conversation(
+    template: ChatTemplate, turns: Sequence[Turn], declarations: Sequence[Declaration], variables: dict[str, Any]
+) -> _Conversation:
+    messages, tools = [turn.value for turn in turns], [declaration.value for declaration in declarations]
+    used = "\0".join((template.source, to_json([messages, tools, variables])))
+    unused = [character for character in _NONCHARACTERS if character not in used]
+    if len(unused) < 3:
+        raise InvalidRequest("the conversation uses too many noncharacters (U+FDD0..U+FDEF)", field="messages")
+    return _Conversation(template, messages, tools, variables, *unused[:3])
 
 
 def _variables(chat: Chat) -> dict[str, Any]:
@@ -126,7 +128,7 @@ def _variables(chat: Chat) -> dict[str, Any]:
         if value is not None:
             variables[name] = value
     if chat.reasoning_effort is not None:
-        variables["reasoning_effort"] = text(chat.reasoning_effort, "reasoning_effort")
+        variables["reasoning_effort"] = plain_text(chat.reasoning_effort, "reasoning_effort")
     if chat.continue_final:
         if chat.thinking:
             raise InvalidRequest("an answer cannot be continued inside its thinking", field="thinking")
@@ -137,14 +139,14 @@ def _variables(chat: Chat) -> dict[str, Any]:
 # -- escaping ------------------------------------------------------------------------------------------------
 
 
-def _guarded(talk: _Conversation, openers: frozenset[str], guard: str) -> _Conversation:
+def _guarded(talk: _Conversation, openers: frozenset[str]) -> _Conversation:
     """The conversation with a guard after every character an added token could begin with."""
     if any(character.isalnum() or character == "_" for character in openers):
         raise InvalidRequest("this vocabulary has added tokens spelled like words", field="escape_special")
     starts = re.compile("[" + re.escape("".join(sorted(openers))) + "]" if openers else r"(?!)")
 
     def change(value: str) -> str:
-        return starts.sub(lambda match: match.group() + guard, value)
+        return starts.sub(lambda match: match.group() + talk.guard, value)
 
     return attrs.evolve(
         talk,
@@ -167,7 +169,7 @@ def _unguard(guarded: str, guard: str) -> tuple[str, frozenset[int]]:
 # -- marks ---------------------------------------------------------------------------------------------------
 
 
-def _continued(talk: _Conversation, mark: str, mark_end: str, guard: str) -> tuple[str, str]:
+def _continued(talk: _Conversation) -> tuple[str, str]:
     """The rendering cut after the final assistant text, and that text; proves that the template kept it."""
     index = len(talk.messages) - 1
     field = f"messages[{index}]"
@@ -180,17 +182,25 @@ def _continued(talk: _Conversation, mark: str, mark_end: str, guard: str) -> tup
     content = message["content"]
     if not isinstance(content, str):
         content = "".join(part["text"] for part in content or [])
-    clean = talk.run()
-    marked = talk.run([*talk.messages[:-1], {**message, "content": mark + content + mark_end}])
-    before, _, rest = marked.partition(mark)
-    region, closed, after = rest.partition(mark_end)
+    clean = talk.run(talk.messages)
+    marked = talk.run_with(index, {**message, "content": talk.mark + content + talk.mark_end})
+    before, _, rest = marked.partition(talk.mark)
+    region, closed, after = rest.partition(talk.mark_end)
     whole = closed and region == content and before + region + after == clean and after.startswith(TURN_CLOSE)
     if not whole:
         raise InvalidRequest(
             "cannot be continued: the chat template changes it (outer white space, thinking tags)",
             field=f"{field}.content",
         )
-    return before + region, content.replace(guard, "")
+    return before + region, content.replace(talk.guard, "")
+
+
+def _refuse_finished_call(continuation: str, declarations: Sequence[Declaration], field: str) -> None:
+    """A complete call would be published again with the answer."""
+    if declarations:
+        settled, _ = Envelope([declaration.tool for declaration in declarations]).feed(Scan(), continuation)
+        if any(isinstance(item, RawCall) for item in settled):
+            raise InvalidRequest("text that holds a complete tool call cannot be continued", field=field)
 
 
 def _markers(
@@ -198,36 +208,34 @@ def _markers(
     guarded: str,
     text: str,
     turns: Sequence[Turn],
-    declarations: Sequence[Declaration],
-    mark: str,
-    guard: str,
+    marked_tools: Sequence[bool],
+    tool_ends: Sequence[int],
 ) -> tuple[int, ...]:
     """Where the caller's cache markers lie. A marker on text the template leaves out has no place."""
     found: list[int | None] = []
-    ends = _tools_end(text, declarations)
-    found += [ends[i] if i < len(ends) else None for i, d in enumerate(declarations) if d.tool.cache_marker]
+    for i, marked in enumerate(marked_tools):
+        if marked:
+            found.append(tool_ends[i] if i < len(tool_ends) else None)
     for i, turn in enumerate(turns):
         for part in turn.marked_parts:
-            found.append(_marked_place(talk, guarded, i, _mark_part(talk.messages[i], part, mark), mark, guard))
+            found.append(_marked_place(talk, guarded, i, _mark_part(talk.messages[i], part, talk.mark)))
         if turn.marked:
-            place = _marked_place(talk, guarded, i, _mark_end(talk.messages[i], mark), mark, guard)
-            closing = _RESULT_CLOSE if turn.value["role"] == "tool" else TURN_CLOSE
+            place = _marked_place(talk, guarded, i, _mark_end(talk.messages[i], talk.mark))
+            closing = RESULT_CLOSE if turn.value["role"] == "tool" else TURN_CLOSE
             found.append(None if place is None else _turn_end(text, place, closing))
     if len(found) > MAX_MARKERS:
         raise InvalidRequest(f"{len(found)} cache markers, at most {MAX_MARKERS}", field="messages")
     return tuple(sorted({place for place in found if place is not None}))
 
 
-def _marked_place(
-    talk: _Conversation, guarded: str, index: int, changed: dict[str, Any] | None, mark: str, guard: str
-) -> int | None:
-    if changed is None:
+def _marked_place(talk: _Conversation, guarded: str, index: int, message: dict[str, Any] | None) -> int | None:
+    """Where the mark in ``message`` comes out, if nothing else changes."""
+    if message is None:
         return None
-    marked = talk.run([*talk.messages[:index], changed, *talk.messages[index + 1 :]])
-    before, _, after = marked.partition(mark)
+    before, _, after = talk.run_with(index, message).partition(talk.mark)
     # Continuing cuts the text, so a rendering may go on where the text in use ends.
     kept = (before + after).startswith(guarded) and len(before) <= len(guarded)
-    return len(before.replace(guard, "")) if kept else None
+    return len(before.replace(talk.guard, "")) if kept else None
 
 
 def _after_text(value: str, mark: str) -> str:
@@ -263,6 +271,7 @@ def _mark_end(message: dict[str, Any], mark: str) -> dict[str, Any] | None:
 
 
 def _turn_end(text: str, start: int, closing: str = TURN_CLOSE) -> int | None:
+    """Behind the first ``closing`` after ``start``, with the end of turn and newline that follow it directly."""
     place = text.find(closing, start)
     if place < 0:
         return None
@@ -272,7 +281,7 @@ def _turn_end(text: str, start: int, closing: str = TURN_CLOSE) -> int | None:
     return place + 1 if text.startswith("\n", place) and text.endswith(TURN_CLOSE, 0, place) else place
 
 
-def _tools_end(text: str, declarations: Sequence[Declaration]) -> list[int]:
+def _tool_ends(text: str, declarations: Sequence[Declaration]) -> list[int]:
     """Where each declaration ends in the prompt, in order, as far as they are printed as JSON."""
     ends, place = [], 0
     for declaration in declarations:
@@ -285,11 +294,11 @@ def _tools_end(text: str, declarations: Sequence[Declaration]) -> list[int]:
     return ends
 
 
-def _rewrite(talk: _Conversation, text: str, opener: int, guard: str, *, answered: bool) -> tuple[int, str]:
+def _rewrite(talk: _Conversation, text: str, opener: int, *, answered: bool) -> tuple[int, str]:
     """The last turn start that an answer followed by a new user message leaves untouched."""
     answer = [] if answered else [{"role": "assistant", "content": "x", "reasoning_content": "x"}]
     try:
-        later, _ = _unguard(talk.run([*talk.messages, *answer, {"role": "user", "content": "x"}]), guard)
+        later, _ = _unguard(talk.run([*talk.messages, *answer, {"role": "user", "content": "x"}]), talk.guard)
     except InvalidRequest:
         return opener, "RESPONSE_REPLAY"
     # Equality of prefixes is monotone in their length.

@@ -13,9 +13,9 @@ import numpy as np
 from ninfer.errors import InvariantError
 from ninfer.frontend.decoder import Decoder, Piece
 from ninfer.frontend.envelope import Envelope, RawCall
-from ninfer.frontend.frontiers import CLOSE, Frontiers
+from ninfer.frontend.frontiers import Frontiers
 from ninfer.frontend.prompt import PreparedPrompt
-from ninfer.frontend.render import THINK_OPEN
+from ninfer.frontend.protocol import CANONICAL_CLOSE, THINK_OPEN
 from ninfer.frontend.tokenizer import Tokenizer
 from ninfer.options import RequestOptions
 from ninfer.results import Channel, Delta, FinishReason, StopReason, TokenLogprob, ToolCall, ToolCallEvent
@@ -150,9 +150,7 @@ class OutputSession:
         return self._protocol.close_tokens[: self._max_tokens - self._count.produced]
 
     def licence(self) -> int | None:
-        """Tokens that may be produced before a forced close is due; None: no such limit. Not during a
-        preview.
-        """
+        """Tokens that may be produced before a forced close is due; None: no such limit. Not during a preview."""
         if self._round is not None:
             raise InvariantError("licence() during a preview")
         return self._left()
@@ -291,9 +289,7 @@ class OutputSession:
     # -- reconstruction --------------------------------------------------------------------------------------
 
     def _watch_close(self, work: _Round, token: int, *, closed: bool) -> None:
-        """Report the position behind the canonical close, if a later prompt reaches it with these very
-        tokens.
-        """
+        """Report the position behind the canonical close, if a later prompt reaches it with these very tokens."""
         count, frontiers = work.count, self._protocol.frontiers
         if closed and token == frontiers.think_close and self._protocol.replays_thinking:
             count.close_at = count.produced - 1
@@ -312,7 +308,7 @@ class OutputSession:
         said = [event.text for event in work.events if isinstance(event, Delta) and event.channel == "thinking"]
         thinking = "".join([*self._said["thinking"], *said]).strip()
         spelled = [*self._prompt.tokens[opening[-1] :].tolist(), *generated]
-        return self._protocol.tokenizer.encode(f"{THINK_OPEN}\n{thinking}{CLOSE}") == spelled
+        return self._protocol.tokenizer.encode(f"{THINK_OPEN}\n{thinking}{CANONICAL_CLOSE}") == spelled
 
     # -- committing ------------------------------------------------------------------------------------------
 

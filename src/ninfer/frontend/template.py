@@ -10,8 +10,9 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 
 from ninfer.errors import InvalidRequest
+from ninfer.frontend.budget import TemplateLimit
 from ninfer.frontend.resources import broken
-from ninfer.frontend.sandbox import MAX_SOURCE, BoundedEnvironment, TemplateLimit
+from ninfer.frontend.sandbox import MAX_SOURCE, BoundedEnvironment
 
 
 def to_json(

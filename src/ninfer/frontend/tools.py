@@ -10,7 +10,7 @@ import attrs
 
 from ninfer.errors import InvalidRequest, ToolContractError
 from ninfer.frontend.messages import flag
-from ninfer.frontend.plain import plain, text
+from ninfer.frontend.plain import plain, plain_text
 from ninfer.inputs import Tool
 
 _TYPES = frozenset({"null", "boolean", "integer", "number", "string", "object", "array"})
@@ -26,9 +26,7 @@ class Declaration:
 
 
 def read_tools(tools: Any) -> list[Declaration]:
-    """Check Tool values and OpenAI mappings. Raises InvalidRequest naming the index, ToolContractError the
-    tool.
-    """
+    """Check Tool values and OpenAI mappings. Raises InvalidRequest naming the index, ToolContractError the tool."""
     if isinstance(tools, str | Mapping) or not isinstance(tools, Iterable):
         raise InvalidRequest(f"expected a sequence of tools, got {type(tools).__name__}", field="tools")
     declarations: list[Declaration] = []
@@ -59,7 +57,7 @@ def _read(tool: Any, field: str) -> Declaration:
     else:
         raise InvalidRequest("expected a Tool or a mapping {'type': 'function', 'function': {...}}", field=field)
     function = value["function"]
-    name = text(function.get("name"), f"{field}.name")
+    name = plain_text(function.get("name"), f"{field}.name")
     if not 0 < len(name) <= _MAX_NAME or "\n" in name or ">" in name:
         raise ToolContractError(
             f"a name has 1..{_MAX_NAME} characters, no newline and no '>'",
@@ -67,7 +65,7 @@ def _read(tool: Any, field: str) -> Declaration:
             pointer="/name",
             field=field,
         )
-    description = text(function.get("description") or "", f"{field}.description")
+    description = plain_text(function.get("description") or "", f"{field}.description")
     parameters = function.get("parameters") or {}
     if not isinstance(parameters, dict):
         raise ToolContractError("expected a JSON Schema object", tool=name, pointer="/parameters", field=field)

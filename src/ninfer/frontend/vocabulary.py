@@ -41,8 +41,10 @@ class AddedToken:
             raise broken(where, f"added token has id {token_id!r}")
         if not isinstance(entry, Mapping) or not isinstance(entry.get("content"), str) or not entry["content"]:
             raise broken(where, f"added token {token_id} has no content")
-        if not entry["content"].isprintable() and any(0xD800 <= ord(c) < 0xE000 for c in entry["content"]):
-            raise broken(where, f"added token {token_id} holds a lone surrogate")
+        try:
+            entry["content"].encode()
+        except UnicodeEncodeError:
+            raise broken(where, f"added token {token_id} holds a lone surrogate") from None
         for flag in ("lstrip", "rstrip", "single_word"):
             if entry.get(flag):
                 raise broken(where, f"added token {entry['content']!r} sets {flag!r}, which loses text")
