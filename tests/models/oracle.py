@@ -30,6 +30,8 @@ from ninfer.models.qwen3_5.geometries import text_geometry
 from ninfer.models.qwen3_5.packing import parents
 from ninfer.models.qwen3_5.parameters import text_parameters
 
+torch.set_num_threads(1)  # the models are tiny
+
 Weights = dict[str, npt.NDArray[np.float32]]
 
 

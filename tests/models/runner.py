@@ -17,6 +17,7 @@ from ninfer.models.qwen3_5.weights import Model
 from ninfer.ops import Rows
 
 Array = npt.NDArray[Any]
+ROW_INPUTS = ("start", "width", "read", "write", "table", "tokens", "positions", "accepted")
 
 
 class Allocating:
@@ -58,6 +59,7 @@ class Runner:
         self.ws = plan_workspace(self.config, scope, device, tokens, context)
         self.final = scope.buffer("hidden", (tokens, self.config.hidden_size), device.activation)
         self.scores = scope.buffer("logits", (tokens, self.config.vocab_size), "f32")
+        self.inputs = {name: scope.buffer("rows", (8 + 3 * tokens,), "i32") for name in ROW_INPUTS}
         if self.kv:  # a scattered table, so that pages are not in order
             table = np.random.default_rng(0).permutation(lanes * blocks).astype(np.int32).reshape(lanes, blocks)
             self.put(self.kv[0].blocks, table)
@@ -78,9 +80,9 @@ class Runner:
         event.record()
         event.wait()
 
-    def ints(self, value: Any) -> Buffer:
+    def ints(self, name: str, value: Any) -> Buffer:
         array = np.asarray(value, np.int32)
-        return self.put(Allocating(self.device).buffer("rows", array.shape, "i32"), array)
+        return self.put(self.inputs[name].head(*array.shape), array)
 
     def rows(self, rows: Sequence[Row]) -> Rows:
         B, W = len(rows), max(len(row.tokens) for row in rows)
@@ -92,13 +94,13 @@ class Runner:
         return Rows(
             B,
             W,
-            start=self.ints([row.start for row in rows]),
-            width=self.ints([len(row.tokens) for row in rows]),
-            read=self.ints([row.lane for row in rows]),
-            write=self.ints([row.lane if row.write is None else row.write for row in rows]),
-            table=self.ints([row.lane for row in rows]),
-            tokens=self.ints(tokens.reshape(-1)),
-            positions=self.ints(positions.reshape(3, -1)),
+            start=self.ints("start", [row.start for row in rows]),
+            width=self.ints("width", [len(row.tokens) for row in rows]),
+            read=self.ints("read", [row.lane for row in rows]),
+            write=self.ints("write", [row.lane if row.write is None else row.write for row in rows]),
+            table=self.ints("table", [row.lane for row in rows]),
+            tokens=self.ints("tokens", tokens.reshape(-1)),
+            positions=self.ints("positions", positions.reshape(3, -1)),
         )
 
     def run(self, rows: Sequence[Row], *, record: bool = False) -> list[npt.NDArray[np.float32]]:
@@ -123,7 +125,7 @@ class Runner:
 
     def fold(self, rows: Sequence[Row], accepted: Sequence[int]) -> None:
         """Commit the first ``accepted`` columns of the last recorded pass."""
-        fold(self.device.ops, self.config, self.state, self.record, self.ints(accepted), self.rows(rows))
+        fold(self.device.ops, self.config, self.state, self.record, self.ints("accepted", accepted), self.rows(rows))
 
     def snapshot(self, lane: int = 0) -> list[Array]:
         """The recurrent state of a slot, layer by layer: matrices and tails."""
