@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 import pytest
 
-from ninfer._cpu import CpuDevice
+from ninfer._cpu.device import CpuDevice
 from ninfer.artifact import Artifact, Binding, Directory, Part, TensorObject
 from ninfer.errors import ArtifactError, InvalidRequest
 from ninfer.models.qwen3_5.bind import bind, check
@@ -23,7 +23,7 @@ class Counting(CpuDevice):
     """Remembers the weight bytes made resident."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(threads=1)
         self.resident: list[int] = []
 
     def weights(self, data: Any) -> Any:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from ninfer._cpu import CpuDevice
+from ninfer._cpu.device import CpuDevice
 from ninfer.models.qwen3_5.bind import bind
 
 PROMPT, NEW = 131, 64

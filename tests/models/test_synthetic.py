@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from ninfer._cpu import CpuDevice
+from ninfer._cpu.device import CpuDevice
 from ninfer.artifact import Artifact
 from ninfer.errors import ArtifactError, InvalidRequest
 from ninfer.models.qwen3_5.bind import bind, check
@@ -97,3 +97,13 @@ def test_bad_arguments_name_the_field() -> None:
         assert error.value.field == field
     with pytest.raises(ArtifactError, match="hidden_size"):
         synthetic_source(GEOMETRIES["tiny"] | {"hidden_size": -1}, "q8")
+
+
+def test_logits_do_not_depend_on_the_number_of_threads(runner: ModuleType) -> None:
+    tokens, results = list(range(40)), []
+    for threads in (1, 3):
+        device = CpuDevice(threads=threads)
+        model = bind(Artifact(synthetic_source(MOE, "q4-mixed")), device)
+        results.append(runner.Runner(device, model, tokens=64).prefill(tokens, 16))
+        device.close()
+    np.testing.assert_array_equal(*results)
