@@ -163,6 +163,8 @@ class Engine:
             raise ContextOverflow(length, self.max_context)
         if length == 0:
             raise InvalidRequest("has no tokens", field="prompt")
+        if prepared.tokens.max() >= self._frontend.vocab_size:
+            raise InvalidRequest("was prepared for another model", field="prompt")
         wanted = self.options.max_tokens if chosen.max_tokens is None else chosen.max_tokens
         sampling = self._sampling(chosen)
         if wanted == 0:

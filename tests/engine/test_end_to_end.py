@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import psutil
 import pytest
@@ -212,6 +215,27 @@ def test_half_precision_caches_are_chosen_by_name(source):
             sizes[dtype] = engine.stats().memory["bytes.kv"]
             assert len(engine.generate(PROMPTS[0], FIXED).token_ids) == 16
     assert sizes["fp32"] > 1.5 * sizes["bf16"]
+
+
+def test_a_prompt_of_another_model_is_refused(engine):
+    prepared = engine.prepare(PROMPTS[0])
+    tokens = np.full(3, 10**5, np.int32)
+    foreign = attrs.evolve(prepared, tokens=tokens)
+    with pytest.raises(ninfer.InvalidRequest, match="prompt"):
+        engine.submit(foreign)
+    assert at_baseline(engine)
+
+
+def test_the_interpreter_ends_quietly_under_a_running_engine():
+    code = """
+import ninfer
+from ninfer.models.qwen3_5.synthetic import synthetic_source
+engine = ninfer.Engine(synthetic_source("tiny", "q8"), max_context=2048, progress=False)
+handles = [engine.submit("hello", max_tokens=1500, ignore_eos=True) for _ in range(3)]
+print(type(next(iter(handles[0]))).__name__)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert (done.stdout, done.stderr) == ("GenerationStart\n", "")
 
 
 def test_the_mixture_geometry_generates(source):

@@ -307,7 +307,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 TestEngine = EngineMachine.TestCase
-TestEngine.settings = settings(settings.default, stateful_step_count=40, max_examples=60)
+TestEngine.settings = settings(settings.default, stateful_step_count=40, max_examples=150)
 
 
 class TestEngineDeep(EngineMachine.TestCase):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
 import logging
 import queue
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,6 +22,7 @@ from ninfer.runtime.response import Outstanding
 from ninfer.runtime.worker import Limits, Worker
 
 log = logging.getLogger("ninfer")
+_running: weakref.WeakSet[EngineCore] = weakref.WeakSet()
 
 
 class EngineCore:
@@ -95,6 +98,7 @@ class EngineCore:
         """Run the worker in a thread of its own."""
         self._thread = threading.Thread(target=self._work, name="ninfer-worker", daemon=True)
         self._thread.start()
+        _running.add(self)
 
     def request_close(self) -> None:
         """Have the worker end every request and then the engine. Returns at once and takes no lock."""
@@ -156,9 +160,19 @@ class EngineCore:
                 return
             self._closed = True
         self._end_everything()
-        self._teardown()
+        try:
+            self._teardown()
+        except Exception as error:
+            log.error("closing the model failed", exc_info=error)
 
     def _end_everything(self) -> None:
         while self._arrivals:
             self._worker.adopt(self._arrivals.popleft())
         self._worker.end_everything(self._refusal)
+
+
+@atexit.register
+def _close_all() -> None:
+    """Stop the workers before the interpreter goes away under them."""
+    for core in tuple(_running):
+        core.close()
