@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 
 import pytest
 from fakes.prompts import endless, ends_at
@@ -79,6 +80,7 @@ def test_a_failed_engine_fails_the_remaining_items(world):
 
 def test_results_come_as_they_complete(world):
     w = world(max_concurrency=2)
+    w.program.on_unit = lambda kind: time.sleep(0.005)
     order = [r.index for r in w.engine.generate_iter([ends_at(40), ends_at(1), ends_at(2)], max_tokens=60)]
     assert order == [1, 2, 0]
 

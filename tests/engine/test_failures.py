@@ -153,13 +153,38 @@ def test_a_fault_in_a_session_spares_the_engine(world, call):
     w.check_at_rest()
 
 
-def test_an_aborted_batch_ends_all_its_rows_and_publishes_none_of_it(world):
+def test_planning_faults_are_counted_from_the_last_admission(world):
+    w = world(threaded=False)
+    for _ in range(4):
+        w.program.faults.arm("plan_root", Broken())
+        w.submit(endless(), max_tokens=2)
+        w.step()
+        w.program.faults.fired.clear()
+        handle = w.submit(endless(), max_tokens=2)
+        w.drain()
+        assert handle.result(timeout=0).finish_reason == "length"
+    assert w.engine.available
+
+
+def test_the_requests_behind_a_planning_fault_need_no_wake(world):
+    w = world(threaded=False)
+    w.program.faults.arm("plan_root", Broken())
+    first, second = w.submit(endless(), max_tokens=2), w.submit(endless(), max_tokens=2)
+    assert w.step(), "there is more to do"
+    assert first.done
+    w.program.faults.fired.clear()
+    w.drain()
+    assert second.result(timeout=0).finish_reason == "length"
+
+
+@pytest.mark.parametrize("skip", [0, 1])
+def test_an_aborted_batch_ends_all_its_rows_and_publishes_none_of_it(world, skip):
     w = world(threaded=False)
     handles = [w.submit(endless(), max_tokens=12) for _ in range(2)]
     while len(w.worker.active) < 2 or any(r.state.value == "prefill" for r in w.worker.active):
         w.step()
     texts = [h.text for h in handles]
-    w.program.faults.arm("preview", Broken())
+    w.program.faults.arm("preview", Broken(), skip=skip)
     w.step()
     assert [type(h._final().error) for h in handles] == [ninfer.RequestAborted] * 2
     assert [h.text for h in handles] == texts

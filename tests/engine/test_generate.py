@@ -133,8 +133,8 @@ def test_a_close_that_fills_the_budget_exactly_is_still_appended(world):
 
 def test_a_tool_call_ends_the_answer(world):
     w = world()
-    w.program.script = lambda request, index: 7 if index == 2 else 50 + index
-    result = w.engine.chat([{"role": "user", "content": "\xffabc"}], max_tokens=20)
+    result = w.engine.chat([{"role": "user", "content": "\xcaabc"}], max_tokens=20)
+    assert len(result.token_ids) == 3
     assert result.finish_reason == "tool_calls"
     assert [call.name for call in result.tool_calls] == ["tool"]
     assert result.message["tool_calls"][0]["function"]["name"] == "tool"

@@ -36,6 +36,14 @@ def test_closing_ends_running_and_waiting_requests(world):
     assert w.engine.stats().outstanding == 0
 
 
+def test_closing_ends_requests_the_worker_has_not_taken_yet(world):
+    w = world(threaded=False)
+    handle = w.engine.submit(endless(), max_tokens=50)
+    w.engine.close()
+    with pytest.raises(ninfer.EngineClosed):
+        handle.result(timeout=0)
+
+
 def test_blocks_close_the_engine(world):
     w = world()
     with w.engine as engine:

@@ -84,7 +84,7 @@ class EngineMachine(RuleBasedStateMachine):
     # what users do
 
     @rule(
-        eos=st.sampled_from([0, 1, 2, 5, 9, 255]),
+        eos=st.sampled_from([0, 1, 2, 5, 9, 202, 255]),
         length=st.integers(1, 20),
         limit=st.integers(0, 14),
         budget=st.sampled_from([None, None, 0, 1, 3]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from fakes.scripted_program import EOS, Faults
+from fakes.scripted_program import CALL, EOS, Faults
 
 from ninfer.contract import PrefixIdentity, PromptDigest
 from ninfer.errors import InvalidRequest, InvariantError
@@ -16,8 +16,6 @@ from ninfer.results import Delta, TokenLogprob, ToolCall, ToolCallEvent
 
 CLOSE = (1, 2)
 """Forced tokens that end thinking; 1 alone ends it when the model writes it."""
-CALL = 7
-"""A content token that stands for a whole tool call."""
 
 
 def text_of(token: int) -> str:

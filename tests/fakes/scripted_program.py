@@ -33,34 +33,42 @@ from ninfer.contract import (
 from ninfer.errors import InvariantError
 
 EOS = 0
+CALL = 7
+"""A content token that stands for a whole tool call."""
 
 
 def script(request: PreparedRequest, index: int) -> int:
-    """Output token ``index`` of a request: EOS at the index its first prompt token names, else 3..255 by hash."""
+    """Output token ``index`` of a request: EOS at the index its first prompt token names, else 10..255 by hash. A first
+    token of 200 + i asks for a tool call at index i."""
     tokens = request.identity.tokens
     if index == int(tokens[0]):
         return EOS
+    if index == int(tokens[0]) - 200 < 50:
+        return CALL
     digest = hashlib.blake2b(
         tokens.tobytes() + request.sampling.seed.to_bytes(8, "little") + index.to_bytes(4, "little"), digest_size=2
     )
-    return 3 + int.from_bytes(digest.digest(), "little") % 253
+    return 10 + int.from_bytes(digest.digest(), "little") % 246
 
 
 class Faults:
     """Exceptions to raise inside named calls, before or after the call has changed anything."""
 
     def __init__(self) -> None:
-        self.armed: dict[tuple[str, str], BaseException] = {}
+        self.armed: dict[tuple[str, str], tuple[BaseException, int]] = {}
         self.fired: list[str] = []
         self.after_failure: BaseException | None = None
         """Raised by every mutating call once a fault has fired, cleanup included."""
 
-    def arm(self, call: str, error: BaseException, when: str = "before") -> None:
-        self.armed[call, when] = error
+    def arm(self, call: str, error: BaseException, when: str = "before", skip: int = 0) -> None:
+        """Raise ``error`` in that call, after it went well ``skip`` times."""
+        self.armed[call, when] = (error, skip)
 
     def check(self, call: str, when: str) -> None:
-        error = self.armed.pop((call, when), None)
-        if error is not None:
+        error, skip = self.armed.pop((call, when), (None, 0))
+        if error is not None and skip:
+            self.armed[call, when] = (error, skip - 1)
+        elif error is not None:
             self.fired.append(call)
             raise error
         if self.fired and self.after_failure is not None:
