@@ -41,6 +41,9 @@ class AsyncDevice:
     def memory(self) -> DeviceMemory:
         return self.real.memory()
 
+    def read_bandwidth(self) -> float:
+        return self.real.read_bandwidth()
+
     def arena(self, nbytes: int) -> Arena:
         return _GuardedArena(self, self.real.arena(nbytes))
 

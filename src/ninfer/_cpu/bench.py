@@ -83,12 +83,6 @@ class Bench:
         graph.close()
         return best
 
-    def bandwidth(self) -> float:
-        """Bytes a second that all threads read from memory, over 512 MiB."""
-        blocks = 2048
-        source, out = self.buffer(blocks, probe.BLOCK, dtype="f32"), self.buffer(blocks)
-        return source.nbytes / self.best(lambda: self.device.submit(probe.read, blocks, source, out))
-
     def madds(self) -> float:
         """fp32 multiply-adds a second of all threads."""
         tasks, rounds = 64, 20_000
@@ -207,7 +201,7 @@ def experts(b: Bench) -> Iterator[Line]:
 def run(words: list[str]) -> None:
     """Print the table; with ``words`` only of lines that contain one of them."""
     b = Bench()
-    bandwidth, madds = b.bandwidth(), b.madds()
+    bandwidth, madds = b.device.read_bandwidth(), b.madds()
     print(f"{b.device.name}: read {bandwidth / 1e9:.1f} GB/s, multiply-add {2 * madds / 1e9:.0f} GFLOP/s")
     print(f"{'':44}{'us':>10}{'GB/s':>8}{'ratio':>7}{'GFLOP/s':>9}{'ratio':>7}")
     for family in (projections, layers, experts):
