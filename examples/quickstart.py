@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import ninfer
@@ -21,10 +22,13 @@ def stream(engine: ninfer.Engine, question: str, **chat: object) -> None:
     """Ask and print the answer as its tokens are committed."""
     print(f"\n> {question}")
     prompt = ninfer.Chat([{"role": "user", "content": question}], **chat)  # type: ignore[arg-type]
+    channel = None
     for event in engine.stream(prompt, max_tokens=200, sampling=GREEDY):
         if isinstance(event, ninfer.Delta):
-            dim = event.channel == "thinking"
-            print(f"\033[2m{event.text}\033[0m" if dim and sys.stdout.isatty() else event.text, end="", flush=True)
+            if channel not in (None, event.channel):
+                print("\n---")
+            channel = event.channel
+            print(event.text, end="", flush=True)
         elif isinstance(event, ninfer.ToolCallEvent):
             print(f"calls {event.call.name}({event.call.arguments_json})", end="")
         elif isinstance(event, ninfer.GenerationResult):
@@ -32,6 +36,7 @@ def stream(engine: ninfer.Engine, question: str, **chat: object) -> None:
 
 
 def main(artifact: Path = ARTIFACT) -> None:
+    started = time.perf_counter()
     with ninfer.Engine(artifact, max_concurrency=4, max_context=2048) as engine:
         print(engine)
         stream(engine, "What is 17 + 25?", thinking=True)
@@ -48,7 +53,12 @@ def main(artifact: Path = ARTIFACT) -> None:
         results = engine.generate(chats, max_tokens=100, sampling=GREEDY)
         for question, result in zip(questions, results, strict=True):
             print(f"  {question}\n    {result.text}")
-        print(f"\n{engine.stats()}")
+        stats = engine.stats()
+    seconds = time.perf_counter() - started
+    print(
+        f"\n{stats.accepted} requests, {stats.prompt_tokens} prompt + {stats.completion_tokens} completion tokens in"
+        f" {stats.decode_rounds} decode rounds; {seconds:.2f} s from opening the artifact to closing the engine"
+    )
 
 
 if __name__ == "__main__":

@@ -107,6 +107,10 @@ class Device(Protocol):
 
     def memory(self) -> DeviceMemory: ...
 
+    def read_bandwidth(self) -> float:
+        """Bytes a second that a large read of device memory reaches, measured now, in less than a second."""
+        ...
+
     def arena(self, nbytes: int) -> Arena:
         """Zero-filled device memory. Raises OutOfDeviceMemory."""
         ...

@@ -73,6 +73,7 @@ class Engine:
         self._frontend = instance.frontend
         self._defaults = instance.frontend.defaults
         self._core = core
+        self._bandwidth = instance.bandwidth
         self._process = os.getpid()
         weakref.finalize(self, core.request_close).atexit = False
 
@@ -117,6 +118,14 @@ class Engine:
     def stats(self) -> EngineStats:
         """Counters since the start and gauges now. Never blocks."""
         return self._core.stats()
+
+    def memory_bandwidth(self) -> float:
+        """Bytes a second that large reads of the device's memory reach, measured now: what decoding is compared with.
+
+        Takes less than a second. Requests that run meanwhile disturb the figure and are disturbed by it.
+        """
+        self._check()
+        return self._bandwidth()
 
     # -- one request -----------------------------------------------------------------------------------------------
 

@@ -56,7 +56,7 @@ class World:
 
         def open_instance(artifact: Any, options: Any) -> Instance:
             p = self.program
-            return Instance(self.frontend, p, "scripted", "nothing", p.context, prefill_chunk, p.close)  # type: ignore[arg-type]
+            return Instance(self.frontend, p, "scripted", "nothing", p.context, prefill_chunk, p.close, lambda: 1e9)  # type: ignore[arg-type]
 
         patch.setattr(ninfer.engine, "EngineCore", Core)
         patch.setattr(ninfer.engine, "open_instance", open_instance)

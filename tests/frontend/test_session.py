@@ -59,17 +59,17 @@ def plain(frontend):
 
 
 @pytest.fixture(scope="module")
-def with_tools(qwen):
-    return qwen.prepare(Chat([USER], tools=TOOLS, thinking=True))
+def with_tools(frontend):
+    return frontend.prepare(Chat([USER], tools=TOOLS, thinking=True))
 
 
 # -- answers -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 100])
-def test_an_answer_with_thinking_text_and_calls(qwen, with_tools, size):
-    tokens = encode(qwen, f"Let me see.\n</think>\n\nLooking.\n\n{CALL}\n{CALL}{EOS}")
-    s = session(qwen, with_tools)
+def test_an_answer_with_thinking_text_and_calls(frontend, with_tools, size):
+    tokens = encode(frontend, f"Let me see.\n</think>\n\nLooking.\n\n{CALL}\n{CALL}{EOS}")
+    s = session(frontend, with_tools)
     events, last = run(s, tokens, size)
     assert last.terminal == ("tool_calls", "eos")
     assert s.finish("tool_calls") == []
@@ -83,14 +83,14 @@ def test_an_answer_with_thinking_text_and_calls(qwen, with_tools, size):
     assert all(len(c.id) == 29 and c.id.startswith("call_") for c in s.tool_calls)
     assert s.tool_calls[0].id != s.tool_calls[1].id
     assert s.token_ids == tuple(tokens)
-    assert s.thinking_tokens == tokens.index(encode(qwen, "</think>")[0]) + 1
+    assert s.thinking_tokens == tokens.index(encode(frontend, "</think>")[0]) + 1
 
 
-def test_call_ids_do_not_depend_on_rounds(qwen, with_tools):
-    tokens = encode(qwen, f"</think>{CALL}{EOS}")
+def test_call_ids_do_not_depend_on_rounds(frontend, with_tools):
+    tokens = encode(frontend, f"</think>{CALL}{EOS}")
     ids = set()
     for size in (1, 7, 100):
-        s = session(qwen, with_tools)
+        s = session(frontend, with_tools)
         run(s, tokens, size)
         ids.add(s.tool_calls[0].id)
     assert len(ids) == 1
@@ -141,10 +141,10 @@ def test_an_unfinished_character_shows_at_the_end(frontend, plain):
 
 
 @pytest.mark.parametrize("size", [1, 4, 50])
-def test_every_token_is_in_at_most_one_delta_with_its_logprob(qwen, with_tools, size):
-    tokens = encode(qwen, f"Hm. 😀\n</think>\n\nText with 한글\n\n{CALL}\nmore{EOS}")
+def test_every_token_is_in_at_most_one_delta_with_its_logprob(frontend, with_tools, size):
+    tokens = encode(frontend, f"Hm. 😀\n</think>\n\nText with 한글\n\n{CALL}\nmore{EOS}")
     scores = [TokenLogprob(token, -float(i)) for i, token in enumerate(tokens)]
-    s = session(qwen, with_tools, logprobs=0)
+    s = session(frontend, with_tools, logprobs=0)
     events = []
     for i in range(0, len(tokens), size):
         s.preview(tokens[i : i + size], scores[i : i + size])
@@ -241,9 +241,9 @@ def test_held_text_is_released_at_the_limit(frontend, plain):
     assert s.text == "wait for it EN"
 
 
-def test_a_call_cut_by_the_limit_keeps_the_finished_ones(qwen, with_tools):
-    tokens = encode(qwen, f"</think>Look.\n\n{CALL}\n{CALL}")[:-1]
-    s = session(qwen, with_tools, max_tokens=len(tokens))
+def test_a_call_cut_by_the_limit_keeps_the_finished_ones(frontend, with_tools):
+    tokens = encode(frontend, f"</think>Look.\n\n{CALL}\n{CALL}")[:-1]
+    s = session(frontend, with_tools, max_tokens=len(tokens))
     _, last = run(s, tokens)
     assert last.terminal == ("length", "max_tokens")
     assert (s.text, len(s.tool_calls)) == ("Look.", 1)
@@ -374,22 +374,22 @@ def test_an_ended_answer_takes_no_more(frontend, plain):
 # -- continuing ----------------------------------------------------------------------------------------------------
 
 
-def test_only_the_new_text_is_published(qwen):
-    prompt = qwen.prepare(Chat([USER, {"role": "assistant", "content": "Ada is in"}], continue_final=True))
-    s = session(qwen, prompt, stop="in the")  # the continued text takes no part in stops
-    run(s, encode(qwen, f" the garden.{EOS}"))
+def test_only_the_new_text_is_published(frontend):
+    prompt = frontend.prepare(Chat([USER, {"role": "assistant", "content": "Ada is in"}], continue_final=True))
+    s = session(frontend, prompt, stop="in the")  # the continued text takes no part in stops
+    run(s, encode(frontend, f" the garden.{EOS}"))
     assert s.text == " the garden."
 
 
-def test_a_call_begun_in_the_prompt_is_completed(qwen):
+def test_a_call_begun_in_the_prompt_is_completed(frontend):
     head = "Looking.\n\n<tool_call>\n<function=find>\n<parameter=who>\nA"
     chat = Chat([USER, {"role": "assistant", "content": head}], tools=TOOLS, continue_final=True)
-    s = session(qwen, qwen.prepare(chat))
-    _, last = run(s, encode(qwen, f"da\n</parameter>\n</function>\n</tool_call>{EOS}"))
+    s = session(frontend, frontend.prepare(chat))
+    _, last = run(s, encode(frontend, f"da\n</parameter>\n</function>\n</tool_call>{EOS}"))
     assert last.terminal == ("tool_calls", "eos")
     assert (s.text, s.tool_calls[0].arguments) == ("", {"who": "Ada"})
-    s = session(qwen, qwen.prepare(chat))
-    run(s, encode(qwen, f"da!{EOS}"))
+    s = session(frontend, frontend.prepare(chat))
+    run(s, encode(frontend, f"da!{EOS}"))
     assert s.text == "da!"
 
 
@@ -418,26 +418,27 @@ FRAMES = ["\n</think>\n\n", "</think>\n\n", "\n</think>\n", "\n\n</think>\n\n", 
 CONTENT = ["In the garden.", "", CALL, "\nLook. ", f"Look.\n\n{CALL}", "  indented"]
 
 
-def test_boundaries_are_reached_again_by_the_next_prompt(qwen, with_tools):
+def test_boundaries_are_reached_again_by_the_next_prompt(qwen):
     """Re-render the answer as history: a reported position has the same tokens before it, and is a frontier there."""
+    asked = qwen.prepare(Chat([USER], tools=TOOLS, thinking=True))
     reported = 0
     rng = random.Random(0)
     for thinking in THINKING:
         for frame in FRAMES:
             text = thinking + frame + rng.choice(CONTENT) + EOS
             tokens = encode(qwen, text)
-            s = session(qwen, with_tools)
+            s = session(qwen, asked)
             boundaries = []
             for start in range(0, len(tokens), 3):
                 preview = s.preview(tokens[start : start + 3])
                 assert all(0 < offset <= preview.accepted for offset in preview.boundaries)
-                boundaries += [len(with_tools) + start + offset for offset in preview.boundaries]
+                boundaries += [len(asked) + start + offset for offset in preview.boundaries]
                 s.commit()
             prompt = history(qwen, s, {"role": "tool", "content": "t"})
-            sequence = [*with_tools.tokens.tolist(), *tokens]
+            sequence = [*asked.tokens.tolist(), *tokens]
             for position in boundaries:
                 assert prompt.tokens[:position].tolist() == sequence[:position]
-            inside = [f for f in prompt.identity.execution_frontiers if f > len(with_tools)]
+            inside = [f for f in prompt.identity.execution_frontiers if f > len(asked)]
             reached = [f for f in inside if prompt.tokens[:f].tolist() == sequence[:f]]
             assert reached == boundaries
             reported += len(boundaries)
@@ -447,19 +448,19 @@ def test_boundaries_are_reached_again_by_the_next_prompt(qwen, with_tools):
     assert reported > 6
 
 
-def test_no_boundary_for_tokens_the_tokenizer_would_not_choose(qwen, with_tools):
-    tokens = [token for character in "Let me see.\n" for token in encode(qwen, character)] + encode(
-        qwen, "</think>\n\nx"
+def test_no_boundary_for_tokens_the_tokenizer_would_not_choose(frontend, with_tools):
+    tokens = [token for character in "Let me see.\n" for token in encode(frontend, character)] + encode(
+        frontend, "</think>\n\nx"
     )
-    _, last = run(session(qwen, with_tools), tokens, size=100)
+    _, last = run(session(frontend, with_tools), tokens, size=100)
     assert last.boundaries == ()
 
 
-def test_forced_close_has_a_boundary(qwen, with_tools):
-    s = session(qwen, with_tools, thinking_budget=3)
-    step(s, encode(qwen, "Let me think about")[:3])
+def test_forced_close_has_a_boundary(frontend, with_tools):
+    s = session(frontend, with_tools, thinking_budget=3)
+    step(s, encode(frontend, "Let me think about")[:3])
     preview = s.preview_control(s.control)
-    assert preview.boundaries == (len(qwen.close_tokens),)
+    assert preview.boundaries == (len(frontend.close_tokens),)
 
 
 def test_no_boundaries_where_the_template_drops_thinking(tiny):
@@ -470,13 +471,15 @@ def test_no_boundaries_where_the_template_drops_thinking(tiny):
     assert last.boundaries == ()
 
 
-def test_frontiers_of_prompts(qwen):
+def test_frontiers_of_prompts(frontend):
     turn = {"role": "assistant", "content": "c", "reasoning_content": "r"}
-    prompt = qwen.prepare(Chat([USER, turn, {"role": "tool", "content": "t"}, turn, {"role": "tool", "content": "t"}]))
+    prompt = frontend.prepare(
+        Chat([USER, turn, {"role": "tool", "content": "t"}, turn, {"role": "tool", "content": "t"}])
+    )
     frontiers = prompt.identity.execution_frontiers
     assert len(frontiers) == 2
-    assert all(qwen.decode(prompt.tokens[:f].tolist()).endswith("<think>\nr\n</think>\n\n") for f in frontiers)
-    off = qwen.prepare(Chat([USER], thinking=False))
+    assert all(frontend.decode(prompt.tokens[:f].tolist()).endswith("<think>\nr\n</think>\n\n") for f in frontiers)
+    off = frontend.prepare(Chat([USER], thinking=False))
     assert off.identity.execution_frontiers == (len(off),)
 
 
@@ -574,9 +577,11 @@ class SessionMachine(RuleBasedStateMachine):
         assert shown(self.events, "thinking") == self.session.thinking
 
 
-def test_session_state_machine(qwen, with_tools):
-    plain = qwen.prepare(Chat([USER], thinking=False))
-    machine = type("Machine", (SessionMachine,), {"frontend": qwen, "prompts": (with_tools, plain, qwen.prepare("q"))})
+def test_session_state_machine(frontend, with_tools):
+    plain = frontend.prepare(Chat([USER], thinking=False))
+    machine = type(
+        "Machine", (SessionMachine,), {"frontend": frontend, "prompts": (with_tools, plain, frontend.prepare("q"))}
+    )
     from hypothesis.stateful import run_state_machine_as_test
 
     run_state_machine_as_test(machine, settings=settings(stateful_step_count=12))
@@ -586,12 +591,12 @@ def test_session_state_machine(qwen, with_tools):
     st.lists(st.sampled_from(["a", " b", "</think>", "\n", "😀", "stop", "<tool_call>", "é", ".", EOS]), max_size=20),
     st.data(),
 )
-def test_rounds_do_not_matter(qwen, with_tools, parts, data):
+def test_rounds_do_not_matter(frontend, with_tools, parts, data):
     """Any grouping of the tokens into rounds gives the same answer as one token at a time."""
-    tokens = encode(qwen, "".join(parts))
+    tokens = encode(frontend, "".join(parts))
     if not tokens:
         return
-    one, other = session(qwen, with_tools, stop="b."), session(qwen, with_tools, stop="b.")
+    one, other = session(frontend, with_tools, stop="b."), session(frontend, with_tools, stop="b.")
     run(one, tokens)
     start = 0
     while start < len(tokens):

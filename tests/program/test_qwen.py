@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from fakes.async_device import AsyncDevice
 from fakes.program_driver import GREEDY, accept_all, admit, make_request, prefill
 
 from ninfer._cpu.device import CpuDevice
@@ -105,6 +106,29 @@ def test_results_are_the_same_bits_in_any_company(program: Program, seed: int) -
             program.discard(running.pop(i)[0])
     assert [produced[i] for i in range(len(PROMPTS))] == expected
     assert program.audit() == start
+
+
+def test_a_device_that_delays_everything_gives_the_same_results(
+    device: CpuDevice, model: QwenText, program: Program
+) -> None:
+    """Nothing on the host is read or reused before the device is done with it."""
+    expected = [alone(program, request) for request in requests()]
+    late = open_program(AsyncDevice(device), model, SHAPE, ExplicitKV(768))
+    sequences = [admit(late, request, lane) for lane, request in enumerate(list(requests())[1:])]
+    while left := [s for s in sequences if late.prefill_remaining(s)]:
+        for s in left:
+            late.prefill(s, 31)
+    produced: list[list[tuple[int, TokenScore]]] = [[] for _ in sequences]
+    for n in range(OUTPUT):
+        licences = [UnitLicense()] * len(sequences)
+        batch = late.decode(sequences, licences, None) if n else late.finalize_prefill(sequences, None)
+        for row, history in zip(batch.rows, produced):
+            history.append((row.tokens[0], row.scores[0]))
+        accept_all(late, batch)
+    assert produced == expected[1:]
+    for s in sequences:
+        late.discard(s)
+    late.close()
 
 
 def test_forced_tokens_leave_what_sampling_them_leaves(program: Program) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import struct
+import time
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -85,6 +87,24 @@ class CpuDevice:
                 name, _, value = line.partition(":")
                 fields[name] = int(value.split()[0]) << 10
         return DeviceMemory(fields["MemTotal"], fields.get("MemAvailable", fields["MemFree"]))
+
+    def read_bandwidth(self) -> float:
+        from ninfer._cpu.kernels import probe
+
+        blocks = 1024
+        arena = CpuArena(blocks * probe.BLOCK * 4 + blocks * 4)
+        try:
+            source = arena.buffer(0, (blocks, probe.BLOCK), "f32")
+            out = arena.buffer(source.nbytes, (blocks,), "f32")
+            source.array[:] = 1.0  # untouched pages would all be one
+            best = math.inf
+            for _ in range(8):
+                begin = time.perf_counter()
+                self.submit(probe.read, blocks, source, out)
+                best = min(best, time.perf_counter() - begin)
+            return source.nbytes / best
+        finally:
+            arena.close()
 
     def arena(self, nbytes: int) -> CpuArena:
         free = self.memory().free

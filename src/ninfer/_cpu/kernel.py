@@ -35,7 +35,7 @@ _PACKAGE = "ninfer._cpu"
 _IMPORT = re.compile(rf"^from ({re.escape(_PACKAGE)}[.\w]*) import", re.MULTILINE)
 _OPTIONS = {"error_model": "numpy"}
 
-KERNEL_MODULES = ("products", "rows", "project", "attention", "gdn", "moe", "sample")
+KERNEL_MODULES = ("products", "rows", "project", "attention", "gdn", "moe", "sample", "probe")
 """Modules of ``ninfer._cpu.kernels`` that declare kernels."""
 
 kernels: dict[str, Kernel] = {}

@@ -34,6 +34,7 @@ class CpuMatrix:
         head = np.zeros(p.HEAD, np.int64)
         head[p.HEAD_SEGMENTS], head[p.HEAD_ROWS], head[p.HEAD_COLS] = len(segments), self.rows, self.cols
         head[p.HEAD_GEMM] = p.gemm.address
+        head[p.HEAD_DIRECT] = min(p.direct(segment.parent.format) for segment in segments)
         self.words = np.concatenate([head, *parts])
         self.address = self.words.ctypes.data
 

@@ -222,7 +222,7 @@ class CpuOps:
         eps: float,
     ) -> None:
         tokens, k = ids.shape
-        need = 4 * moe_kernels.ROUTE_TOKENS * (router.rows + moe_kernels.ROUTE_ROWS + 2)
+        need = 4 * (moe_kernels.ROUTE_TOKENS + 1) * (router.rows + moe_kernels.ROUTE_ROWS + 2)
         if need > products.RESULT_BYTES or moe_kernels.ROUTE_ROWS * router.cols * 4 > products.TILE_BYTES:
             raise InvariantError(f"a router of {router.rows} x {router.cols} exceeds the workspace")
         tasks = -(-tokens // moe_kernels.ROUTE_TOKENS)
@@ -357,31 +357,31 @@ def _alone(tasks: int, nbytes: int) -> int:
 
 
 def _columns(x: Any) -> npt.NDArray[np.int64]:
-    """The address of every row of x."""
+    """The address of every row of x, the last one twice."""
     stride = 4 * x.shape[1]
-    return np.int64(x.address) + stride * np.arange(x.shape[0], dtype=np.int64)
+    return np.int64(x.address) + stride * np.minimum(np.arange(x.shape[0] + 1, dtype=np.int64), x.shape[0] - 1)
 
 
 def _rows_per_task(weight: CpuMatrix, columns: int, threads: int, results: int) -> int:
     """Rows of a task: enough to be worth taking, few enough for the workspace and for every thread to get some."""
-    if columns == 1:
+    if columns <= 8:
         block = _TASK_BYTES // weight.row_bytes
     else:
-        block = min(64, _TILE_BYTES // (4 * weight.cols), products.RESULT_BYTES // (4 * columns * results))
+        block = min(64, _TILE_BYTES // (4 * weight.cols), products.RESULT_BYTES // (4 * (columns + 1) * results))
     block = min(block, products.MAX_ROWS, -(-weight.rows // (2 * threads)))
     block = max(4, block // 4 * 4)
-    if 4 * columns * results * block > products.RESULT_BYTES:
+    if 4 * (columns + 1) * results * block > products.RESULT_BYTES:
         raise InvariantError(f"{columns} columns exceed the workspace")
     return block
 
 
 def _moe_cut(matrix: CpuMatrix, slots: int, experts: int, results: int, parts: int) -> tuple[int, int]:
     """(rows of a task, columns at once) that fit the workspace beside the lists of a task."""
-    room = products.RESULT_BYTES - 4 * (slots + experts + 8)
+    room = products.RESULT_BYTES - 4 * (slots + experts + 16)
     block = max(4, min(32, products.TILE_BYTES // (4 * matrix.cols + 64) // 4 * 4))
     while block > 4 and 4 * block * parts > room // 2:
         block -= 4
-    most = min(slots, (room - 4 * block * parts) // (8 + 4 * block * results))
+    most = min(slots, (room - 4 * block * parts) // (8 + 4 * block * results) - 1)
     if most < 1:
         raise InvariantError(f"{slots} expert slots exceed the workspace")
     return block, most

@@ -58,8 +58,10 @@ class Pool:
 
     def close(self) -> None:
         """End the workers. Idempotent; in a fork there are none to end."""
+        if self._pid != os.getpid():
+            return
         with self._turn:
-            if self._closed or self._pid != os.getpid():
+            if self._closed:
                 return
             self._closed = True
             self._stop(self._shared, self.threads)

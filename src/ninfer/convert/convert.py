@@ -16,7 +16,6 @@ from ninfer.artifact.framing import MAX_FILE_BYTES
 from ninfer.convert.checkpoint import Checkpoint
 from ninfer.convert.hf_config import CONFIG, SourceConfig, parse_config, read_json
 from ninfer.convert.planning import Plan, plan
-from ninfer.convert.progress import Meter
 from ninfer.convert.quantised import resolver
 from ninfer.convert.resources import text_resources, vision_resources
 from ninfer.convert.sources import locate
@@ -24,6 +23,7 @@ from ninfer.convert.streaming import Chunk, encoded
 from ninfer.errors import ConversionError, InvalidRequest
 from ninfer.models.qwen3_5 import recipes
 from ninfer.options import ProgressCallback
+from ninfer.progress import Meter
 
 RECIPES: Mapping[str, recipes.Recipe] = {**recipes.RECIPES, "import": recipes.RECIPES["bf16"]}
 """Number formats by role. "import" wants a quantised checkpoint, and stores what is not quantised as bfloat16."""

@@ -28,9 +28,9 @@ def encoded(parent: Parent, checkpoint: Checkpoint, read: Callable[[int], None])
     Raises ConversionError naming the tensor, row and column of a value that the format cannot hold.
     """
     g = geometry(parent.format, None, parent.shape)
-    rows = _Rows(parent, checkpoint, read)
+    rows, encode = _Rows(parent, checkpoint, read), _encoder(parent)
     for first, last in rows.blocks():
-        yield from _encoder(parent)(rows, g, first, last)
+        yield from encode(rows, g, first, last)
 
 
 def _encoder(parent: Parent) -> Callable[[_Rows, Geometry, int, int], Iterator[Chunk]]:

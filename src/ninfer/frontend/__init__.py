@@ -3,8 +3,9 @@
 A prompt goes down this list, an answer comes up it:
 
     resources, vocabulary, tokenizer    the model's files, its token domain, text to ids
+    generation, protocol                stop ids and sampling defaults; the markers of the chat protocol
     plain, messages, tools              what callers hand in, checked
-    sandbox, template, render           the chat template, run safely; the text and the places in it
+    budget, sandbox, template, render   the chat template, run safely; the text and the places in it
     frontiers, prompt                   tokens with their content identity
     envelope, decoder, session          an answer's tokens become channels, text and tool calls
 

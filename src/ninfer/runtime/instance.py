@@ -33,6 +33,7 @@ class Instance:
     max_context: int
     prefill_chunk: int
     close: Callable[[], None]
+    bandwidth: Callable[[], float]
 
 
 def open_instance(artifact: str | os.PathLike[str] | ArtifactSource, options: EngineOptions) -> Instance:
@@ -85,6 +86,7 @@ def open_instance(artifact: str | os.PathLike[str] | ArtifactSource, options: En
             max_context=context,
             prefill_chunk=chunk,
             close=opened.pop_all().close,
+            bandwidth=device.read_bandwidth,
         )
 
 

@@ -16,12 +16,12 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from ninfer._cpu.kernel import kernel
-from ninfer._cpu.kernels.products import WS_BYTES
+from ninfer._cpu.kernels.products import STRETCH, WS_BYTES
 from ninfer._cpu.kernels.rows import norm1
 from ninfer._cpu.kernels.simd import (
     VF,
     at,
-    call7,
+    call8,
     exp,
     f32,
     f32_t,
@@ -64,6 +64,7 @@ def workspace(columns: int, hd: int) -> int:
 
 
 assert workspace(COLUMNS, 512) <= WS_BYTES
+assert STRETCH >= 512
 
 
 @njit
@@ -305,7 +306,7 @@ def attention(a, begin, end, ws):
                             x, y = load_part(f32(w[11]), at_p, hd - i), load_part(f32(w[12]), at_p, hd - i)
                         store(f32(k), p * padded + i, x)
                         store(f32(v), p * padded + i, y)
-            call7(gemm, k, (visible[n - 1] + 3) // 4 * 4, padded, table, n, scores, PAGE)
+            call8(gemm, k, (visible[n - 1] + 3) // 4 * 4, padded, table, n, scores, PAGE, 0)
             for c in range(n):
                 if visible[c] > 0:
                     _softmax_page(

@@ -30,8 +30,6 @@ from ninfer._cpu.kernels.simd import (
     widen_bf16,
 )
 
-_BYTES = ir.VectorType(i8, LANES)
-
 
 @dataclass(frozen=True)
 class Code:
@@ -50,16 +48,21 @@ def _words(b, pointer, element, lanes: int = LANES):
     return load_ir(b, b.bitcast(pointer, kind.as_pointer()), 1)
 
 
-def _nibbles(b, pointer):
-    """Sixteen u8 from eight bytes."""
-    packed = _words(b, pointer, i8, 8)
-    low, high = b.and_(packed, const(15, 8, i8)), b.lshr(packed, const(4, 8, i8))
-    order = [x for j in range(8) for x in (j, 8 + j)]
-    return shuffle(b, low, high, order)
+def _rotated(b, words, amounts):
+    """Each lane rotated left by its own amount."""
+    return call(b, "llvm.fshl.v16i32", VI, words, words, lanes_const(n % 32 for n in amounts))
 
 
-def _signed(b, codes):
-    return b.sitofp(b.sext(codes, VI), VF)
+def _nibbles(b, pointer, top: int):
+    """Sixteen lanes from eight bytes, the nibble of each in bits ``top``..``top - 3``, other nibbles around it."""
+    pair = _words(b, pointer, i32, 2)
+    words = shuffle(b, pair, pair, [0] * 8 + [1] * 8)
+    return _rotated(b, words, (top - 3 - 4 * (lane % 8) for lane in range(LANES)))
+
+
+def _integer(b, words, bits: int):
+    """The top ``bits`` bits of each lane as a two's complement number."""
+    return b.sitofp(b.ashr(words, const(32 - bits)), VF)
 
 
 def _fp32(b, base, high):
@@ -71,29 +74,29 @@ def _bf16(b, base, high):
 
 
 def _q8(b, base, high):
-    return _signed(b, _words(b, base, i8))
+    return b.sitofp(b.sext(_words(b, base, i8), VI), VF)
 
 
 def _q4(b, base, high):
-    eight = const(8, LANES, i8)
-    return _signed(b, b.sub(b.xor(_nibbles(b, base), eight), eight))
+    return _integer(b, _nibbles(b, base, 31), 4)
 
 
-def _stream(b, high, bits: int):
-    """Fields of ``bits`` bits per lane as two's complement, times 16."""
-    word = ir.IntType(LANES * bits)
-    stream = load_ir(b, b.bitcast(high, word.as_pointer()), 1)
-    stream = splat(b, b.zext(stream, i32) if bits == 1 else stream)
-    top = b.shl(stream, lanes_const(32 - bits * (lane + 1) for lane in range(LANES)))
-    return b.and_(b.ashr(top, const(28 - bits)), const(-16))
+def _topped(b, base, high, bits: int):
+    """Nibbles below ``bits`` bits of the high stream, lane 0 in its lowest bits."""
+    # four bytes also where two would do: a broadcast from memory is free, and another plane follows this one
+    stream = splat(b, load_ir(b, b.bitcast(high, i32.as_pointer()), 1))
+    tops = _rotated(b, stream, (32 - bits * (lane + 1) for lane in range(LANES)))
+    mask = -(1 << 32 - bits)
+    both = b.or_(b.and_(tops, const(mask)), b.and_(_nibbles(b, base, 31 - bits), const(~mask)))
+    return _integer(b, both, 4 + bits)
 
 
 def _q5(b, base, high):
-    return b.sitofp(b.or_(b.zext(_nibbles(b, base), VI), _stream(b, high, 1)), VF)
+    return _topped(b, base, high, 1)
 
 
 def _q6(b, base, high):
-    return b.sitofp(b.or_(b.zext(_nibbles(b, base), VI), _stream(b, high, 2)), VF)
+    return _topped(b, base, high, 2)
 
 
 def e4m3_ir(b, codes):
@@ -112,15 +115,14 @@ def _fp8(b, base, high):
 
 
 def _fp4(b, base, high):
-    """E2M1: magnitudes 0, 1, 2, 3, 4, 6, 8, 12 halves."""
-    codes = _nibbles(b, base)
-    m = b.and_(codes, const(7, LANES, i8))
-    above4 = call(b, "llvm.usub.sat.v16i8", _BYTES, m, const(4, LANES, i8))
-    above6 = call(b, "llvm.usub.sat.v16i8", _BYTES, m, const(6, LANES, i8))
-    halves = b.add(m, b.add(above4, b.shl(above6, const(1, LANES, i8))))
-    negative = b.icmp_unsigned(">", codes, const(7, LANES, i8))
-    halves = b.select(negative, b.neg(halves), halves)
-    return b.fmul(_signed(b, halves), fconst(0.5))
+    """E2M1: magnitudes 0, 1, 2, 3, 4, 6, 8, 12 halves are u + max(u, 4) + 2 max(u, 6) - 16."""
+    codes = _nibbles(b, base, 31)
+    u = b.and_(b.lshr(codes, const(28)), const(7))
+    above4 = call(b, "llvm.smax.v16i32", VI, u, const(4))
+    above6 = call(b, "llvm.smax.v16i32", VI, u, const(6))
+    halves = b.add(b.add(u, above4), b.add(b.add(above6, above6), const(-16)))
+    value = b.bitcast(b.fmul(b.sitofp(halves, VF), fconst(0.5)), VI)
+    return b.bitcast(b.or_(value, b.and_(codes, const(-(1 << 31)))), VF)
 
 
 CODES = {

@@ -50,8 +50,8 @@ def moe_route(a, begin, end, ws):
     """
     w = i64p(a)
     n, experts, k, tokens = w[8], w[9], w[10], w[11]
-    table, y = ws + WS_RESULT, ws + WS_RESULT + 8 * ROUTE_TOKENS
-    logits = y + 4 * ROUTE_ROWS * ROUTE_TOKENS
+    table, y = ws + WS_RESULT, ws + WS_RESULT + 8 * (ROUTE_TOKENS + 1)
+    logits = y + 4 * ROUTE_ROWS * (ROUTE_TOKENS + 1)
     for task in range(begin, end):
         first = task * ROUTE_TOKENS
         count = min(ROUTE_TOKENS, tokens - first)
@@ -59,6 +59,7 @@ def moe_route(a, begin, end, ws):
             u = w[0] + 4 * (first + i) * n
             norm1(f32(u), f32(w[4] + 4 * (first + i) * n), u16(w[5]), n, real(w[12]))
             i64p(table)[i] = u
+            i64p(table)[i + 1] = u
         for row in range(0, experts, ROUTE_ROWS):
             rows = min(ROUTE_ROWS, experts - row)
             product(w[6], row, rows, table, count, y, ROUTE_ROWS, ws)
@@ -102,8 +103,8 @@ def moe_swiglu(a, begin, end, ws):
     ids = i32p(w[2])
     starts, order = ws + WS_RESULT, ws + WS_RESULT + 4 * (experts + 2)
     table = (order + 4 * slots + 15) // 8 * 8
-    gate = table + 8 * most
-    up = gate + 4 * most * block
+    gate = table + 8 * (most + 1)
+    up = gate + 4 * (most + 1) * block
     for task in range(begin, end):
         row = task * block
         count = min(block, rows - row)
@@ -115,6 +116,7 @@ def moe_swiglu(a, begin, end, ws):
                 columns = min(most, last - at)
                 for c in range(columns):
                     i64p(table)[c] = w[1] + 4 * (types.int64(i32p(order)[at + c]) // k) * n
+                i64p(table)[columns] = i64p(table)[columns - 1]
                 product(i64p(w[3])[e], row, count, table, columns, gate, block, ws)
                 product(i64p(w[4])[e], row, count, table, columns, up, block, ws)
                 for c in range(columns):
@@ -138,8 +140,8 @@ def moe_down_add(a, begin, end, ws):
     ids = i32p(w[2])
     starts, order = ws + WS_RESULT, ws + WS_RESULT + 4 * (experts + 2)
     table = (order + 4 * slots + 15) // 8 * 8
-    y = table + 8 * most
-    parts = y + 4 * most * block
+    y = table + 8 * (most + 1)
+    parts = y + 4 * (most + 1) * block
     for task in range(begin, end):
         row = task * block
         count = min(block, rows - row)
@@ -151,6 +153,7 @@ def moe_down_add(a, begin, end, ws):
                 columns = min(most, last - at)
                 for c in range(columns):
                     i64p(table)[c] = w[1] + 4 * types.int64(i32p(order)[at + c]) * n
+                i64p(table)[columns] = i64p(table)[columns - 1]
                 product(i64p(w[4])[e], row, count, table, columns, y, block, ws)
                 for c in range(columns):
                     source, part = f32(y + 4 * c * block), f32(parts + 4 * types.int64(i32p(order)[at + c]) * block)

@@ -50,7 +50,7 @@ def swiglu(a, begin, end, ws):
     """
     w = i64p(a)
     columns, table, stride, block = w[0], w[1], w[5], w[6]
-    gate, up = ws + WS_RESULT, ws + WS_RESULT + 4 * block * columns
+    gate, up = ws + WS_RESULT, ws + WS_RESULT + 4 * block * (columns + 1)
     for task in range(begin, end):
         row = task * block
         n = min(block, stride - row)

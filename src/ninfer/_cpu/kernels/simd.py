@@ -197,6 +197,12 @@ def call7(typingctx, address, a, b, c, d, e, f, g):
     return types.void(*(types.int64,) * 8), _invoke
 
 
+@intrinsic
+def call8(typingctx, address, a, b, c, d, e, f, g, h):
+    """Call the native ``void(i64 x 8)`` at ``address``."""
+    return types.void(*(types.int64,) * 9), _invoke
+
+
 # -- lanes -------------------------------------------------------------------------------------------------------
 
 _index = types.int64
