@@ -95,18 +95,19 @@ class RequestRecord:
         """The final result. Requires ``ending``; sets the error's ``partial`` to it."""
         ending, session = self.ending, self.session
         assert ending is not None
+        tokens = session.token_ids
         result = GenerationResult(
             text=session.text,
             thinking=session.thinking,
             tool_calls=session.tool_calls,
-            token_ids=session.token_ids,
+            token_ids=tokens,
             logprobs=session.logprobs if self.request.sampling.logprobs >= 0 else None,
             finish_reason=ending.finish,
             stop_reason=ending.stop,
             usage=Usage(
                 prompt_tokens=len(self.request.identity.tokens),
                 cached_tokens=self.cached_tokens,
-                completion_tokens=self.produced,
+                completion_tokens=len(tokens),
                 thinking_tokens=session.thinking_tokens,
             ),
             timings=self.timings(),
