@@ -82,6 +82,14 @@ class Cancelled(NinferError):
     """The request was cancelled before it produced a result the caller can use."""
 
 
+class RequestAborted(NinferError):
+    """An internal fault ended this request, and with it any that shared its batch. The engine goes on serving."""
+
+    def __init__(self, message: str, *, cause: BaseException | None = None) -> None:
+        self.cause = cause
+        super().__init__(message)
+
+
 class ConstraintDeadEnd(NinferError):
     """A row reached a state in which no token is legal. Other rows of the batch go on."""
 
@@ -121,3 +129,89 @@ class InvariantError(EngineFailed):
 
 class StaleHandle(InvariantError):
     """An internal handle outlived the object it named."""
+
+
+class ConstraintError(InvalidRequest):
+    """An output constraint that cannot be enforced. ``kind`` says why in one word."""
+
+    def __init__(self, message: str, *, kind: str, field: str = "constraint") -> None:
+        self.kind = kind
+        super().__init__(message, field=field)
+
+
+class ConstraintCombination(ConstraintError):
+    """Options that contradict each other."""
+
+    def __init__(self, message: str, *, field: str = "constraint") -> None:
+        super().__init__(message, kind="combination", field=field)
+
+
+class ConstraintPrefix(ConstraintError):
+    """Text to continue that the constraint cannot accept. ``offset`` is the first offending byte."""
+
+    def __init__(self, message: str, *, offset: int) -> None:
+        self.offset = offset
+        super().__init__(f"byte {offset}: {message}", kind="prefix")
+
+
+class ConstraintLimit(ConstraintError):
+    """A documented limit was passed. ``limit`` names it."""
+
+    def __init__(self, message: str, *, limit: str) -> None:
+        self.limit = limit
+        super().__init__(message, kind="limit")
+
+
+class InvalidChoice(ConstraintError):
+    """A choice list that is empty or holds something that is not text. ``index`` is None for the list itself."""
+
+    def __init__(self, message: str, *, index: int | None = None) -> None:
+        self.index = index
+        super().__init__(message if index is None else f"choice {index}: {message}", kind="choice")
+
+
+class InvalidRegex(ConstraintError):
+    """A pattern outside the supported subset. ``offset`` counts code points from 0."""
+
+    def __init__(self, message: str, *, offset: int) -> None:
+        self.offset = offset
+        super().__init__(f"offset {offset}: {message}", kind="regex")
+
+
+class InvalidGrammar(ConstraintError):
+    """Grammar text that cannot be used. Line and column count from 1, columns in code points."""
+
+    def __init__(self, message: str, *, line: int, column: int) -> None:
+        self.line = line
+        self.column = column
+        super().__init__(f"line {line} column {column}: {message}", kind="grammar")
+
+
+class InvalidSchema(ConstraintError):
+    """A schema that is not one. ``pointer`` is a JSON Pointer; line and column are known for text sources."""
+
+    def __init__(self, message: str, *, pointer: str = "", line: int | None = None, column: int | None = None) -> None:
+        self.pointer = pointer
+        self.line = line
+        self.column = column
+        place = f"line {line} column {column}" if line is not None else f"at {pointer!r}"
+        super().__init__(f"{place}: {message}", kind="schema")
+
+
+class UnsupportedSchema(ConstraintError):
+    """An assertion that cannot be enforced. ``keyword`` names it, ``related`` holds further pointers."""
+
+    def __init__(self, message: str, *, pointer: str = "", keyword: str = "", related: tuple[str, ...] = ()) -> None:
+        self.pointer = pointer
+        self.keyword = keyword
+        self.related = related
+        also = f" (see {', '.join(map(repr, related))})" if related else ""
+        super().__init__(f"at {pointer!r}: {message}{also}", kind="unsupported")
+
+
+class UnsatisfiableSchema(ConstraintError):
+    """No value satisfies the schema, or no text the constraint."""
+
+    def __init__(self, message: str, *, pointer: str = "") -> None:
+        self.pointer = pointer
+        super().__init__(f"at {pointer!r}: {message}", kind="unsatisfiable")

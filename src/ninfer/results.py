@@ -103,8 +103,12 @@ class SpeculationStats:
 class GenerationResult:
     """The last event of every request. ``str(result)`` is the text.
 
-    ``message`` is the assistant message to append to the history. ``error`` is set where ``result()`` raises;
-    ``seed`` is the seed the request was sampled with; ``index`` is the item's place in a batch, else None.
+    text, thinking: the two channels, without stop strings and control tokens. tool_calls: complete calls, in order.
+    parsed: the JSON value of a constrained answer, else None. token_ids: all output tokens, forced and stop tokens
+    included. logprobs: one entry per sampled token if asked for; forced tokens have none. finish_reason: how it ended;
+    stop_reason: what in particular. usage, timings, speculation, constraint: what it cost. error: set where
+    ``result()`` raises. seed: what it was sampled with. index: the item's place in a batch, else None. metadata: the
+    request's own. ``message`` is the assistant message to append to the history.
     """
 
     text: str = ""
@@ -170,5 +174,3 @@ class GenerationResult:
 
 Event = GenerationStart | Delta | ToolCallEvent | GenerationResult
 """What a handle yields, in order; the last one is always a GenerationResult."""
-
-

@@ -1,0 +1,38 @@
+# Needs only python3 (>= 3.11) and make. Every target sets up the environment it uses.
+PYTHON ?= python3
+DEMO := .venv
+TEST := .venv-test
+PIP := -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test test-full lint clean
+
+# The runtime without torch: xgrammar is used through its compiled core alone, so its own requirements stay out.
+$(DEMO)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(DEMO)
+	$(DEMO)/bin/python $(PIP) numpy numba attrs tokenizers safetensors jinja2 tqdm setuptools
+	$(DEMO)/bin/python $(PIP) --no-deps xgrammar apache-tvm-ffi
+	$(DEMO)/bin/python $(PIP) --no-deps --no-build-isolation --editable .
+	touch $@
+
+$(TEST)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(TEST)
+	$(TEST)/bin/python $(PIP) torch
+	$(TEST)/bin/python $(PIP) --editable '.[test,dev]'
+	touch $@
+
+demo: $(DEMO)/.ready
+	$(DEMO)/bin/python examples/quickstart.py
+
+test: $(TEST)/.ready
+	$(TEST)/bin/python -m pytest -m "not full"
+
+test-full: $(TEST)/.ready
+	NINFER_HYPOTHESIS_PROFILE=full $(TEST)/bin/python -m pytest --timeout 3600
+
+lint: $(TEST)/.ready
+	$(TEST)/bin/ruff check .
+	$(TEST)/bin/ruff format --check .
+	$(TEST)/bin/mypy
+
+clean:
+	rm -rf $(DEMO) $(TEST) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

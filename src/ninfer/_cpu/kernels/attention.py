@@ -1,0 +1,359 @@
+"""Gated attention over paged keys and values.
+
+A column is one query head of one token. Its softmax goes over pages of 64 ordinals in order, inside splits of SPLIT
+pages whose results are then merged in order, so a column computes the same bits whether its splits ran side by side
+(few tokens) or one after another (many), and whatever columns ran beside it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from ninfer._cpu.kernel import kernel
+from ninfer._cpu.kernels.products import STRETCH, WS_BYTES
+from ninfer._cpu.kernels.rows import norm1
+from ninfer._cpu.kernels.simd import (
+    VF,
+    at,
+    call8,
+    exp,
+    f32,
+    f32_t,
+    fill,
+    fma_ir,
+    i32p,
+    i64,
+    i64p,
+    keep,
+    lane0,
+    largest,
+    load,
+    load_bf16,
+    load_ir,
+    load_part,
+    real,
+    sigmoid,
+    splat,
+    store,
+    store_bf16,
+    store_part,
+    total,
+    u16,
+)
+
+PAGE = 64
+SPLIT = 8
+"""Pages of a split: 512 ordinals."""
+COLUMNS = 32
+"""Columns that share the pages they read, at most, unless one token alone has more."""
+
+START, WIDTH, TABLE, POSITIONS = range(4)
+"""Words of the row metadata every kernel here begins with: addresses of start, width, table, positions."""
+
+
+def workspace(columns: int, hd: int) -> int:
+    """Bytes of a thread's workspace that ``attention`` uses for so many columns."""
+    padded = (hd + 15) // 16 * 16
+    return 4 * (columns * (3 * padded + PAGE + 4) + 2 * PAGE * padded) + 16 * columns
+
+
+assert workspace(COLUMNS, 512) <= WS_BYTES
+assert STRETCH >= 512
+
+
+@njit
+def _rotate(x, cosine, sine, half):
+    """Rotate pairs (j, j + half) of ``x`` in place."""
+    for j in range(half):
+        low, high = x[j], x[j + half]
+        x[j] = low * cosine[j] - high * sine[j]
+        x[j + half] = high * cosine[j] + low * sine[j]
+
+
+@kernel("attention_prepare")
+def attention_prepare(a, begin, end, ws):
+    """Normalise and rotate q in place; normalise, rotate and append k; append v. A task is a token.
+
+    Words: row metadata; tokens, W, q, k, v, query norm, key norm, key plane, value plane, bf16 planes (0 or 1), blocks,
+    pages of a block row, pages, inverse frequencies, axes, hq, hk, hd, rot, eps.
+    """
+    w = i64p(a)
+    tokens, columns = w[4], w[5]
+    bf16, blocks, length, pages = w[13], i32p(w[14]), w[15], w[16]
+    frequency, axes = f32(w[17]), i32p(w[18])
+    hq, hk, hd, rot, eps = w[19], w[20], w[21], w[22], real(w[23])
+    half = rot // 2
+    cosine, sine, head = f32(ws), f32(ws + 4 * half), ws + 8 * half
+    for t in range(begin, end):
+        b, column = t // columns, t % columns
+        if column >= i32p(w[WIDTH])[b]:
+            continue
+        for j in range(half):
+            angle = types.float32(i32p(w[POSITIONS])[axes[j] * tokens + t]) * frequency[j]
+            cosine[j] = types.float32(math.cos(types.float64(angle)))
+            sine[j] = types.float32(math.sin(types.float64(angle)))
+        for h in range(hq):
+            q = f32(w[6] + 4 * (t * hq + h) * hd)
+            norm1(q, q, u16(w[9]), hd, eps)
+            _rotate(q, cosine, sine, half)
+        ordinal = types.int64(i32p(w[START])[b]) + column
+        page = types.int64(blocks[types.int64(i32p(w[TABLE])[b]) * length + ordinal // PAGE])
+        if ordinal // PAGE >= length or page < 0 or page >= pages:
+            continue
+        for h in range(hk):
+            k, v = f32(head), f32(w[8] + 4 * (t * hk + h) * hd)
+            norm1(k, f32(w[7] + 4 * (t * hk + h) * hd), u16(w[10]), hd, eps)
+            _rotate(k, cosine, sine, half)
+            place = ((page * hk + h) * PAGE + ordinal % PAGE) * hd
+            for i in range(0, hd, 16):
+                x, y = load_part(k, i, hd - i), load_part(v, i, hd - i)
+                if bf16:
+                    store_bf16(u16(w[11]), place + i, x, hd - i)
+                    store_bf16(u16(w[12]), place + i, y, hd - i)
+                else:
+                    store_part(f32(w[11]), place + i, x, hd - i)
+                    store_part(f32(w[12]), place + i, y, hd - i)
+
+
+def _make_accumulate(columns: int, vectors: int):
+    """Intrinsic: acc[c][:16 * vectors] += sum over p in [first, last) of s[c][p] * v[p][:], p ascending."""
+
+    def codegen(context, b, signature, args):
+        acc, acc_stride, s, v, v_stride, first, last = args
+        places = [
+            at(b, acc, VF, b.add(b.mul(acc_stride, ir.Constant(i64, 4 * c)), ir.Constant(i64, 64 * j)))
+            for c in range(columns)
+            for j in range(vectors)
+        ]
+        sums = [cgutils.alloca_once_value(b, load_ir(b, place, 4)) for place in places]
+        with cgutils.for_range_slice(b, first, last, ir.Constant(i64, 1), intp=i64) as (p, _):
+            row = b.add(v, b.shl(b.mul(p, v_stride), ir.Constant(i64, 2)))
+            values = [load_ir(b, at(b, row, VF, ir.Constant(i64, 64 * j)), 4) for j in range(vectors)]
+            for c in range(columns):
+                offset = b.shl(b.add(p, ir.Constant(i64, PAGE * c)), ir.Constant(i64, 2))
+                weight = splat(b, load_ir(b, at(b, s, f32_t, offset), 4))
+                for j in range(vectors):
+                    cell = sums[c * vectors + j]
+                    b.store(fma_ir(b, weight, values[j], b.load(cell)), cell)
+        for place, cell in zip(places, sums, strict=True):
+            b.store(b.load(cell), place, align=4)
+        return context.get_dummy_value()
+
+    @intrinsic
+    def accumulate(typingctx, acc, acc_stride, s, v, v_stride, first, last):
+        return types.void(*(types.int64,) * 7), codegen
+
+    return accumulate
+
+
+_pair4, _pair1 = _make_accumulate(2, 4), _make_accumulate(2, 1)
+_one4, _one1 = _make_accumulate(1, 4), _make_accumulate(1, 1)
+
+
+@njit
+def _accumulate(acc, s, v, hd, columns, visible):
+    """acc[c] += s[c] V over the ordinals each column sees; ``visible`` int64 [columns]."""
+    c = 0
+    while c < columns:
+        out, weights = acc + 4 * c * hd, s + 4 * c * PAGE
+        mine = visible[c]
+        both = min(mine, visible[c + 1]) if c + 1 < columns else 0
+        i = 0
+        while i < hd:
+            four = hd - i >= 64
+            here, values = out + 4 * i, v + 4 * i
+            if both:
+                if four:
+                    _pair4(here, hd, weights, values, hd, 0, both)
+                else:
+                    _pair1(here, hd, weights, values, hd, 0, both)
+            for j in range(2):
+                if j == 0 or both:
+                    last = visible[c + j]
+                    if last > both:
+                        if four:
+                            _one4(here + 4 * j * hd, hd, weights + 4 * j * PAGE, values, hd, both, last)
+                        else:
+                            _one1(here + 4 * j * hd, hd, weights + 4 * j * PAGE, values, hd, both, last)
+            i += 64 if four else 16
+        c += 2 if both else 1
+
+
+@njit
+def _softmax_page(s, acc, hd, peak, mass, visible):
+    """Turn scores into weights against the running peak, rescaling what was accumulated."""
+    low = fill(types.float32(-np.inf))
+    m = low
+    for i in range(0, PAGE, 16):
+        x = keep(load(s, i), visible - i, low)
+        store(s, i, x)
+        m = fill(max(largest(m), largest(x)))
+    new = max(peak[0], largest(m))
+    shift = fill(new)
+    scale = exp(fill(peak[0] - new))
+    sums = fill(types.float32(0.0))
+    for i in range(0, PAGE, 16):
+        e = exp(load(s, i) - shift)
+        store(s, i, e)
+        sums = sums + e
+    mass[0] = mass[0] * lane0(scale) + total(sums)
+    peak[0] = new
+    for i in range(0, hd, 16):
+        store(acc, i, load(acc, i) * scale)
+
+
+@njit
+def _merge(total_acc, total_peak, total_mass, acc, peak, mass, hd):
+    """Fold the split (acc, peak, mass) into the running total."""
+    new = max(total_peak[0], peak)
+    old_scale, scale = exp(fill(total_peak[0] - new)), exp(fill(peak - new))
+    total_mass[0] = total_mass[0] * lane0(old_scale) + mass * lane0(scale)
+    total_peak[0] = new
+    for i in range(0, hd, 16):
+        store(total_acc, i, load(total_acc, i) * old_scale + load(acc, i) * scale)
+
+
+@njit
+def _finish(out, acc, mass, gate, hd):
+    """out = acc / mass * sg(gate)."""
+    norm = fill(mass)
+    for i in range(0, hd, 16):
+        store_part(out, i, load(acc, i) / norm * sigmoid(load_part(gate, i, hd - i)), hd - i)
+
+
+@njit
+def _clear(acc, n):
+    zero = fill(types.float32(0.0))
+    for i in range(0, n, 16):
+        store(acc, i, zero)
+
+
+@kernel("attention")
+def attention(a, begin, end, ws):
+    """A task is (row, block of tokens, key head, split), or with ``splits`` 0 all splits of such columns.
+
+    Words: row metadata; W, tokens of a block, blocks of a row, splits, out, q, gate, key plane, value plane, bf16
+    planes, blocks, pages of a block row, pages, hq, hk, hd, gemm, scratch (token, head, split: hd padded, peak, mass).
+    """
+    w = i64p(a)
+    columns, block, per_row, splits = w[4], w[5], w[6], w[7]
+    bf16, blocks, length, pages = w[13], i32p(w[14]), w[15], w[16]
+    hq, hk, hd, gemm, scratch = w[17], w[18], w[19], w[20], w[21]
+    ratio, padded = hq // hk, (hd + 15) // 16 * 16
+    most = block * ratio
+    q = ws
+    acc = q + 4 * most * padded
+    all_acc = acc + 4 * most * padded
+    scores = all_acc + 4 * most * padded
+    numbers = scores + 4 * most * PAGE
+    peak, mass, all_peak, all_mass = numbers, numbers + 4 * most, numbers + 8 * most, numbers + 12 * most
+    table = numbers + 16 * most
+    keys = table + 8 * most
+    values = keys + 4 * PAGE * padded
+    visible = i64p(values + 4 * PAGE * padded)
+    for c in range(most):
+        i64p(table)[c] = q + 4 * c * padded
+    scale = fill(types.float32(1.0 / math.sqrt(hd)))
+    for task in range(begin, end):
+        split = task % splits if splits else 0
+        rest = task // splits if splits else task
+        g, rest = rest % hk, rest // hk
+        b, first = rest // per_row, rest % per_row * block
+        start, width = types.int64(i32p(w[START])[b]), types.int64(i32p(w[WIDTH])[b])
+        tokens = min(block, width - first)
+        if tokens <= 0:
+            continue
+        seen = start + first + tokens  # ordinals the last token sees
+        page, page_end = split * SPLIT, (seen + PAGE - 1) // PAGE
+        if splits:
+            page_end = min(page_end, page + SPLIT)
+            if page >= page_end:
+                continue
+        n = tokens * ratio
+        for c in range(n):
+            t, h = b * columns + first + c // ratio, g * ratio + c % ratio
+            source, target = f32(w[9] + 4 * (t * hq + h) * hd), f32(q + 4 * c * padded)
+            for i in range(0, padded, 16):
+                store(target, i, load_part(source, i, hd - i) * scale)
+            f32(all_peak)[c] = -np.inf
+            f32(all_mass)[c] = 0.0
+            _clear(f32(all_acc + 4 * c * padded), padded)
+        while page < page_end:
+            if page % SPLIT == 0:
+                _clear(f32(acc), n * padded)
+                for c in range(n):
+                    f32(peak)[c] = -np.inf
+                    f32(mass)[c] = 0.0
+            place = types.int64(blocks[types.int64(i32p(w[TABLE])[b]) * length + min(page, length - 1)])
+            place = (min(max(place, 0), pages - 1) * hk + g) * PAGE * hd
+            for c in range(n):
+                visible[c] = min(max(start + first + c // ratio + 1 - page * PAGE, 0), PAGE)
+            k, v = w[11] + 4 * place, w[12] + 4 * place
+            if bf16 or padded != hd:
+                k, v = keys, values
+                for p in range(visible[n - 1]):
+                    for i in range(0, padded, 16):
+                        at_p = place + p * hd + i
+                        if bf16:
+                            x, y = load_bf16(u16(w[11]), at_p, hd - i), load_bf16(u16(w[12]), at_p, hd - i)
+                        else:
+                            x, y = load_part(f32(w[11]), at_p, hd - i), load_part(f32(w[12]), at_p, hd - i)
+                        store(f32(k), p * padded + i, x)
+                        store(f32(v), p * padded + i, y)
+            call8(gemm, k, (visible[n - 1] + 3) // 4 * 4, padded, table, n, scores, PAGE, 0)
+            for c in range(n):
+                if visible[c] > 0:
+                    _softmax_page(
+                        f32(scores + 4 * c * PAGE), f32(acc + 4 * c * padded), padded,
+                        f32(peak + 4 * c), f32(mass + 4 * c), visible[c],
+                    )  # fmt: skip
+            _accumulate(acc, scores, v, padded, n, visible)
+            page += 1
+            if page % SPLIT == 0 or page == page_end:
+                for c in range(n):
+                    if start + first + c // ratio + 1 > (page - 1) // SPLIT * SPLIT * PAGE:
+                        _merge(
+                            f32(all_acc + 4 * c * padded), f32(all_peak + 4 * c), f32(all_mass + 4 * c),
+                            f32(acc + 4 * c * padded), f32(peak)[c], f32(mass)[c], padded,
+                        )  # fmt: skip
+        for c in range(n):
+            t, h = b * columns + first + c // ratio, g * ratio + c % ratio
+            if splits:
+                part = f32(scratch + 4 * ((t * hq + h) * splits + split) * (padded + 16))
+                for i in range(0, padded, 16):
+                    store(part, i, load(f32(acc + 4 * c * padded), i))
+                part[padded] = f32(peak)[c]
+                part[padded + 1] = f32(mass)[c]
+            else:
+                place = 4 * (t * hq + h) * hd
+                _finish(f32(w[8] + place), f32(all_acc + 4 * c * padded), f32(all_mass)[c], f32(w[10] + place), hd)
+
+
+@kernel("attention_merge")
+def attention_merge(a, begin, end, ws):
+    """Merge the splits of a token's heads. A task is (token, head). Words as ``attention``."""
+    w = i64p(a)
+    columns, splits, hq, hd, scratch = w[4], w[7], w[17], w[19], w[21]
+    padded = (hd + 15) // 16 * 16
+    acc, numbers = ws, ws + 4 * padded
+    for task in range(begin, end):
+        t = task // hq
+        b, column = t // columns, t % columns
+        if column >= i32p(w[WIDTH])[b]:
+            continue
+        seen = types.int64(i32p(w[START])[b]) + column + 1
+        used = (seen + PAGE * SPLIT - 1) // (PAGE * SPLIT)
+        _clear(f32(acc), padded)
+        f32(numbers)[0] = -np.inf
+        f32(numbers)[1] = 0.0
+        for split in range(min(used, splits)):
+            part = scratch + 4 * (task * splits + split) * (padded + 16)
+            values = f32(part)
+            _merge(f32(acc), f32(numbers), f32(numbers + 4), values, values[padded], values[padded + 1], padded)
+        _finish(f32(w[8] + 4 * task * hd), f32(acc), f32(numbers)[1], f32(w[10] + 4 * task * hd), hd)

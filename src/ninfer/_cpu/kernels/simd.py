@@ -1,0 +1,403 @@
+"""Sixteen fp32 lanes as a Numba type, and typed views of addresses.
+
+Kernels write their vector arithmetic out with these, so every sum has one order that no compiler heuristic changes.
+LLVM legalises the lanes to whatever registers the machine has.
+"""
+
+from __future__ import annotations
+
+import operator
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic, lower_builtin, models, register_model, type_callable
+
+LANES = 16
+
+i1, i8, i16, i32, i64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
+f32_t = ir.FloatType()
+VF = ir.VectorType(f32_t, LANES)
+VI = ir.VectorType(i32, LANES)
+
+
+class Vec(types.Type):
+    """Numba's type of sixteen fp32 lanes."""
+
+    def __init__(self) -> None:
+        super().__init__("f32x16")
+
+
+vec = Vec()
+
+
+@register_model(Vec)
+class _VecModel(models.PrimitiveModel):
+    def __init__(self, manager, frontend_type):
+        super().__init__(manager, frontend_type, VF)
+
+
+# -- pieces of LLVM IR -------------------------------------------------------------------------------------------
+
+
+def const(value: int, lanes: int = LANES, element: ir.IntType = i32) -> ir.Constant:
+    return ir.Constant(ir.VectorType(element, lanes), [value] * lanes)
+
+
+def fconst(value: float) -> ir.Constant:
+    return ir.Constant(VF, [float(np.float32(value))] * LANES)
+
+
+def lanes_const(values) -> ir.Constant:
+    return ir.Constant(VI, list(values))
+
+
+def shuffle(b, x, y, order):
+    return b.shuffle_vector(x, y, ir.Constant(ir.VectorType(i32, len(order)), list(order)))
+
+
+def splat(b, x, lanes: int = LANES):
+    vt = ir.VectorType(x.type, lanes)
+    one = b.insert_element(ir.Constant(vt, ir.Undefined), x, ir.Constant(i32, 0))
+    return shuffle(b, one, one, [0] * lanes)
+
+
+def call(b, name: str, result, *args):
+    fn = cgutils.get_or_insert_function(b.module, ir.FunctionType(result, [a.type for a in args]), name)
+    return b.call(fn, args)
+
+
+def fma_ir(b, x, y, z):
+    return call(b, "llvm.fma.v16f32", VF, x, y, z)
+
+
+def at(b, address, kind, offset=None):
+    """The i64 ``address`` (plus a byte ``offset``) as a pointer to ``kind``."""
+    if offset is not None:
+        address = b.add(address, offset)
+    return b.inttoptr(address, kind.as_pointer())
+
+
+def load_ir(b, pointer, align: int):
+    value = b.load(pointer)
+    value.align = align
+    return value
+
+
+def mask_ir(b, count):
+    """Lanes below the i64 ``count``."""
+    top = ir.Constant(i64, LANES)
+    count = b.select(b.icmp_signed("<", count, top), count, top)
+    return b.icmp_signed("<", lanes_const(range(LANES)), splat(b, b.trunc(count, i32)))
+
+
+def masked_load(b, pointer, mask, element, name: str):
+    kind = ir.VectorType(element, LANES)
+    align = element.width // 8 if isinstance(element, ir.IntType) else 4
+    return call(b, f"llvm.masked.load.v16{name}.p0", kind, pointer, ir.Constant(i32, align), mask, zeros(kind))
+
+
+def zeros(kind):
+    return ir.Constant(kind, [0] * kind.count)
+
+
+def widen_bf16(b, words):
+    return b.bitcast(b.shl(b.zext(words, VI), const(16)), VF)
+
+
+def narrow_bf16(b, x):
+    """bf16 words of x, to nearest even; NaN stays NaN."""
+    bits = b.bitcast(x, VI)
+    odd = b.and_(b.lshr(bits, const(16)), const(1))
+    rounded = b.lshr(b.add(bits, b.add(odd, const(0x7FFF))), const(16))
+    nan = b.or_(b.lshr(bits, const(16)), const(0x40))
+    return b.trunc(b.select(b.fcmp_unordered("uno", x, x), nan, rounded), ir.VectorType(i16, LANES))
+
+
+def sum_ir(b, x):
+    """Sum of the lanes, halves first: the one reduction order of every kernel."""
+    n = LANES
+    while n > 1:
+        n //= 2
+        x = b.fadd(shuffle(b, x, x, range(n)), shuffle(b, x, x, range(n, 2 * n)))
+    return b.extract_element(x, ir.Constant(i32, 0))
+
+
+def sum4_ir(b, rows):
+    """``sum_ir`` of four vectors as one <4 x float>, adding in the same order."""
+    quads = []
+    for x in rows:
+        x = b.fadd(shuffle(b, x, x, range(8)), shuffle(b, x, x, range(8, 16)))
+        quads.append(b.fadd(shuffle(b, x, x, range(4)), shuffle(b, x, x, range(4, 8))))
+    pairs = [
+        b.fadd(shuffle(b, p, q, (0, 1, 4, 5)), shuffle(b, p, q, (2, 3, 6, 7)))
+        for p, q in ((quads[0], quads[1]), (quads[2], quads[3]))
+    ]
+    return b.fadd(shuffle(b, *pairs, (0, 2, 4, 6)), shuffle(b, *pairs, (1, 3, 5, 7)))
+
+
+# -- views of addresses ------------------------------------------------------------------------------------------
+
+
+def _view(kind: types.Type):
+    @intrinsic
+    def view(typingctx, address):
+        pointer = types.CPointer(kind)
+
+        def codegen(context, builder, signature, args):
+            return builder.inttoptr(args[0], context.get_value_type(pointer))
+
+        return pointer(types.int64), codegen
+
+    return view
+
+
+u8 = _view(types.uint8)
+u16 = _view(types.uint16)
+i32p = _view(types.int32)
+i64p = _view(types.int64)
+u32p = _view(types.uint32)
+u64p = _view(types.uint64)
+f32 = _view(types.float32)
+"""Views: an int64 address as a pointer to uint8, uint16, int32, int64, uint32, uint64, float32."""
+
+
+@intrinsic
+def real(typingctx, word):
+    """A float64 whose bits are an int64 argument word."""
+
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(args[0], ir.DoubleType())
+
+    return types.float64(types.int64), codegen
+
+
+def _invoke(context, builder, signature, args):
+    fnty = ir.FunctionType(ir.VoidType(), [i64] * (len(args) - 1))
+    builder.call(builder.inttoptr(args[0], fnty.as_pointer()), args[1:])
+    return context.get_dummy_value()
+
+
+@intrinsic
+def call4(typingctx, address, a, b, c, d):
+    """Call the native ``void(i64 x 4)`` at ``address``."""
+    return types.void(*(types.int64,) * 5), _invoke
+
+
+@intrinsic
+def call6(typingctx, address, a, b, c, d, e, f):
+    """Call the native ``void(i64 x 6)`` at ``address``."""
+    return types.void(*(types.int64,) * 7), _invoke
+
+
+@intrinsic
+def call7(typingctx, address, a, b, c, d, e, f, g):
+    """Call the native ``void(i64 x 7)`` at ``address``."""
+    return types.void(*(types.int64,) * 8), _invoke
+
+
+@intrinsic
+def call8(typingctx, address, a, b, c, d, e, f, g, h):
+    """Call the native ``void(i64 x 8)`` at ``address``."""
+    return types.void(*(types.int64,) * 9), _invoke
+
+
+# -- lanes -------------------------------------------------------------------------------------------------------
+
+_index = types.int64
+
+
+@intrinsic
+def load(typingctx, p, i):
+    """Lanes p[i : i+16]."""
+
+    def codegen(context, b, signature, args):
+        return load_ir(b, b.bitcast(b.gep(args[0], [args[1]]), VF.as_pointer()), 4)
+
+    return vec(types.CPointer(types.float32), _index), codegen
+
+
+@intrinsic
+def load_part(typingctx, p, i, n):
+    """Lanes p[i : i+n], the others zero; n may exceed 16."""
+
+    def codegen(context, b, signature, args):
+        pointer = b.gep(args[0], [args[1]])
+        return masked_load(b, pointer, mask_ir(b, args[2]), f32_t, "f32")
+
+    return vec(types.CPointer(types.float32), _index, _index), codegen
+
+
+@intrinsic
+def load_bf16(typingctx, p, i, n):
+    """Lanes of bf16 words p[i : i+n], the others zero; n may exceed 16."""
+
+    def codegen(context, b, signature, args):
+        pointer = b.gep(args[0], [args[1]])
+        return widen_bf16(b, masked_load(b, pointer, mask_ir(b, args[2]), i16, "i16"))
+
+    return vec(types.CPointer(types.uint16), _index, _index), codegen
+
+
+@intrinsic
+def store(typingctx, p, i, x):
+    """p[i : i+16] = x."""
+
+    def codegen(context, b, signature, args):
+        b.store(args[2], b.bitcast(b.gep(args[0], [args[1]]), VF.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.CPointer(types.float32), _index, vec), codegen
+
+
+@intrinsic
+def store_part(typingctx, p, i, x, n):
+    """p[i : i+n] = x; n may exceed 16."""
+
+    def codegen(context, b, signature, args):
+        pointer, mask = b.gep(args[0], [args[1]]), mask_ir(b, args[3])
+        call(b, "llvm.masked.store.v16f32.p0", ir.VoidType(), args[2], pointer, ir.Constant(i32, 4), mask)
+        return context.get_dummy_value()
+
+    return types.void(types.CPointer(types.float32), _index, vec, _index), codegen
+
+
+@intrinsic
+def store_bf16(typingctx, p, i, x, n):
+    """bf16 words p[i : i+n] = x rounded to nearest even; n may exceed 16."""
+
+    def codegen(context, b, signature, args):
+        pointer, words, mask = b.gep(args[0], [args[1]]), narrow_bf16(b, args[2]), mask_ir(b, args[3])
+        call(b, "llvm.masked.store.v16i16.p0", ir.VoidType(), words, pointer, ir.Constant(i32, 2), mask)
+        return context.get_dummy_value()
+
+    return types.void(types.CPointer(types.uint16), _index, vec, _index), codegen
+
+
+@intrinsic
+def fill(typingctx, x):
+    """All lanes x."""
+
+    def codegen(context, b, signature, args):
+        return splat(b, args[0])
+
+    return vec(types.float32), codegen
+
+
+@intrinsic
+def fma(typingctx, x, y, z):
+    """x * y + z, rounded once."""
+
+    def codegen(context, b, signature, args):
+        return fma_ir(b, *args)
+
+    return vec(vec, vec, vec), codegen
+
+
+@intrinsic
+def total(typingctx, x):
+    """Sum of the lanes in the fixed order."""
+
+    def codegen(context, b, signature, args):
+        return sum_ir(b, args[0])
+
+    return types.float32(vec), codegen
+
+
+@intrinsic
+def lane0(typingctx, x):
+    """The first lane."""
+
+    def codegen(context, b, signature, args):
+        return b.extract_element(args[0], ir.Constant(i32, 0))
+
+    return types.float32(vec), codegen
+
+
+@intrinsic
+def largest(typingctx, x):
+    """Largest lane."""
+
+    def codegen(context, b, signature, args):
+        x, n = args[0], LANES
+        while n > 1:
+            n //= 2
+            low, high = shuffle(b, x, x, range(n)), shuffle(b, x, x, range(n, 2 * n))
+            x = b.select(b.fcmp_ordered(">", low, high), low, high)
+        return b.extract_element(x, ir.Constant(i32, 0))
+
+    return types.float32(vec), codegen
+
+
+@intrinsic
+def keep(typingctx, x, n, other):
+    """Lanes below n from x, the rest from other."""
+
+    def codegen(context, b, signature, args):
+        return b.select(mask_ir(b, args[1]), args[0], args[2])
+
+    return vec(vec, _index, vec), codegen
+
+
+@intrinsic
+def exp(typingctx, x):
+    """e^x per lane, within two units in the last place; 0 below -87.3, inf above 88.7.
+
+    Range reduction by ln 2 in two parts and the degree-6 Taylor-like minimax polynomial on [-ln2/2, ln2/2].
+    """
+
+    def codegen(context, b, signature, args):
+        x = args[0]
+        low, high = fconst(-87.33), fconst(88.72)
+        under, over = b.fcmp_ordered("<", x, low), b.fcmp_ordered(">", x, high)
+        t = b.select(under, low, b.select(over, high, x))
+        n = call(b, "llvm.rint.v16f32", VF, b.fmul(t, fconst(1.44269504088896341)))
+        r = fma_ir(b, n, fconst(-0.693359375), t)
+        r = fma_ir(b, n, fconst(2.12194440e-4), r)
+        p = fconst(1.9875691500e-4)
+        for c in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+            p = fma_ir(b, p, r, fconst(c))
+        p = b.fadd(fma_ir(b, p, b.fmul(r, r), r), fconst(1.0))
+        # 2^n in two factors: n = 128 alone would overflow the exponent field
+        whole = b.fptosi(n, VI)
+        half = b.ashr(whole, const(1))
+        for part in (half, b.sub(whole, half)):
+            p = b.fmul(p, b.bitcast(b.shl(b.add(part, const(127)), const(23)), VF))
+        p = b.select(under, fconst(0.0), p)
+        return b.select(over, ir.Constant(VF, [float("inf")] * LANES), p)
+
+    return vec(vec), codegen
+
+
+def _operator(fn, opcode: str) -> None:
+    @type_callable(fn)
+    def typer(context):
+        def resolve(x, y):
+            return vec if isinstance(x, Vec) and isinstance(y, Vec) else None
+
+        return resolve
+
+    @lower_builtin(fn, vec, vec)
+    def lower(context, builder, signature, args):
+        return getattr(builder, opcode)(*args)
+
+
+_operator(operator.add, "fadd")
+_operator(operator.sub, "fsub")
+_operator(operator.mul, "fmul")
+_operator(operator.truediv, "fdiv")
+
+
+@njit(inline="always")
+def silu(x):
+    """x / (1 + e^-x) per lane."""
+    one = fill(np.float32(1.0))
+    return x / (one + exp(fill(np.float32(0.0)) - x))
+
+
+@njit(inline="always")
+def sigmoid(x):
+    """1 / (1 + e^-x) per lane."""
+    one = fill(np.float32(1.0))
+    return one / (one + exp(fill(np.float32(0.0)) - x))

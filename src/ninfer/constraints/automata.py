@@ -1,0 +1,348 @@
+"""Deterministic automata over Unicode scalar values, the alphabet cut into intervals.
+
+Used for what grammars cannot say: several patterns at once, patterns with length bounds, text that must not contain a
+delimiter. All automata are trimmed: from every state an accepting state can be reached.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable
+
+from ninfer.constraints.chars import ANY, END, SURROGATES, Ranges, contains
+from ninfer.constraints.limits import MAX_DFA_STATES, MAX_NFA_STATES, Work, check_states
+from ninfer.constraints.regex import Chars, Concat, Node, Pattern, Repeat, Union
+from ninfer.errors import ConstraintLimit
+
+DEAD = -1
+
+
+class Dfa:
+    """A trimmed automaton. ``cuts`` holds interval starts, ascending from 0: a character c has symbol
+    ``bisect_right(cuts, c) - 1``. ``trans[state][symbol]`` is a state or DEAD; state 0 is the start. An empty language
+    has no states."""
+
+    __slots__ = ("accept", "cuts", "trans")
+
+    def __init__(self, cuts: list[int], trans: list[list[int]], accept: bytearray) -> None:
+        self.cuts = cuts
+        self.trans = trans
+        self.accept = accept
+
+    # -- construction
+
+    @classmethod
+    def from_regex(cls, pattern: Pattern, *, search: bool, work: Work | None = None) -> Dfa:
+        """The texts that match the whole pattern, or with ``search`` contain a match of it."""
+        nfa = _Nfa(work or Work())
+        start, final = nfa.state(), nfa.state()
+        for alternative in pattern:
+            at = start
+            if search and not alternative.start:
+                at = nfa.loop(start)
+            end = nfa.add(alternative.body, at)
+            if search and not alternative.end:
+                end = nfa.loop(end)
+            nfa.epsilon[end].append(final)
+        return nfa.determinise(start, final)
+
+    @classmethod
+    def length(cls, low: int, high: int | None) -> Dfa:
+        """Texts of ``low`` to ``high`` characters."""
+        top = low if high is None else high
+        if top < low:
+            return cls([0], [], bytearray())
+        check_states(top + 1)
+        following = [i + 1 if i < top else (top if high is None else DEAD) for i in range(top + 1)]
+        return cls.over(ANY, [[n] for n in following], bytearray(low <= i for i in range(top + 1)))
+
+    @classmethod
+    def without(cls, word: str) -> Dfa:
+        """Texts that do not contain the word, which is not empty."""
+        fallback = [0] * (len(word) + 1)
+        for i in range(1, len(word)):
+            j = fallback[i]
+            while j and word[i] != word[j]:
+                j = fallback[j]
+            fallback[i + 1] = j + 1 if word[i] == word[j] else 0
+        cuts = sorted({0, *SURROGATES} | {ord(c) + d for c in word for d in (0, 1)})
+        trans = []
+        for state in range(len(word)):
+            row = []
+            for cut in cuts:
+                j = state
+                while j and ord(word[j]) != cut:
+                    j = fallback[j]
+                j = j + 1 if ord(word[j]) == cut else 0
+                row.append(DEAD if j == len(word) or not contains(ANY, cut) else j)
+            trans.append(row)
+        return cls(cuts, trans, bytearray([1]) * len(word)).trimmed()
+
+    @classmethod
+    def over(cls, ranges: Ranges, rows: list[list[int]], accept: bytearray) -> Dfa:
+        """An automaton whose only symbol is a set; ``rows[state][0]`` is where its characters lead."""
+        cuts = sorted({0} | {edge for r in ranges for edge in r if edge < END})
+        inside = [contains(ranges, cut) for cut in cuts]
+        return cls(cuts, [[row[0] if i else DEAD for i in inside] for row in rows], accept).trimmed()
+
+    # -- queries
+
+    @property
+    def empty(self) -> bool:
+        """Whether no text is accepted."""
+        return not self.trans
+
+    def step(self, state: int, char: int) -> int:
+        """The state after a code point, or DEAD."""
+        return self.trans[state][bisect_right(self.cuts, char) - 1]
+
+    def accepts(self, text: str) -> bool:
+        state = DEAD if self.empty else 0
+        for char in text:
+            if state == DEAD:
+                return False
+            state = self.step(state, ord(char))
+        return state != DEAD and bool(self.accept[state])
+
+    def edges(self, state: int) -> list[tuple[int, Ranges]]:
+        """Where a state leads and on which characters, grouped by target."""
+        grouped: dict[int, list[tuple[int, int]]] = {}
+        row = self.trans[state]
+        for i, target in enumerate(row):
+            if target != DEAD:
+                high = self.cuts[i + 1] if i + 1 < len(self.cuts) else END
+                ranges = grouped.setdefault(target, [])
+                if ranges and ranges[-1][1] == self.cuts[i]:
+                    ranges[-1] = (ranges[-1][0], high)
+                else:
+                    ranges.append((self.cuts[i], high))
+        return [(target, tuple(ranges)) for target, ranges in grouped.items()]
+
+    # -- operations
+
+    def product(self, *others: Dfa, limit: int = MAX_DFA_STATES, work: Work | None = None) -> Dfa:
+        """The texts that all automata accept. Raises ConstraintLimit above ``limit`` states."""
+        machine = self
+        for other in others:
+            machine = machine._product(other, limit, work or Work())
+        return machine
+
+    def _product(self, other: Dfa, limit: int, work: Work) -> Dfa:
+        if self.empty or other.empty:
+            return Dfa([0], [], bytearray())
+        cuts = sorted({*self.cuts, *other.cuts})
+        mine = [bisect_right(self.cuts, c) - 1 for c in cuts]
+        theirs = [bisect_right(other.cuts, c) - 1 for c in cuts]
+        width = len(other.trans)
+        number = {0: 0}
+        queue, trans, accept = deque([0]), [], bytearray()
+        while queue:
+            pair = queue.popleft()
+            a, b = divmod(pair, width)
+            row_a, row_b = self.trans[a], other.trans[b]
+            work.spend(len(cuts))
+            row = []
+            for i, j in zip(mine, theirs):
+                x, y = row_a[i], row_b[j]
+                if x == DEAD or y == DEAD:
+                    row.append(DEAD)
+                    continue
+                key = x * width + y
+                target = number.get(key)
+                if target is None:
+                    target = number[key] = len(number)
+                    check_states(target + 1, limit)
+                    queue.append(key)
+                row.append(target)
+            trans.append(row)
+            accept.append(self.accept[a] & other.accept[b])
+        return Dfa(cuts, trans, accept).trimmed()
+
+    def trimmed(self) -> Dfa:
+        """Without states that cannot be reached or cannot accept, and without cuts that separate nothing."""
+        before: list[list[int]] = [[] for _ in self.trans]
+        for state, row in enumerate(self.trans):
+            for target in set(row):
+                if target != DEAD:
+                    before[target].append(state)
+        alive = bytearray(self.accept)
+        stack = [s for s in range(len(self.trans)) if self.accept[s]]
+        while stack:
+            for source in before[stack.pop()]:
+                if not alive[source]:
+                    alive[source] = 1
+                    stack.append(source)
+        if not self.trans or not alive[0]:
+            return Dfa([0], [], bytearray())
+        number, order = {0: 0}, [0]
+        for state in order:
+            for target in self.trans[state]:
+                if target != DEAD and alive[target] and target not in number:
+                    number[target] = len(order)
+                    order.append(target)
+        trans = [[number.get(t, DEAD) if t != DEAD and alive[t] else DEAD for t in self.trans[s]] for s in order]
+        columns = [tuple(row[i] for row in trans) for i in range(len(self.cuts))]
+        kept = [i for i in range(len(columns)) if i == 0 or columns[i] != columns[i - 1]]
+        return Dfa(
+            [self.cuts[i] for i in kept], [[row[i] for i in kept] for row in trans],
+            bytearray(self.accept[s] for s in order),
+        )  # fmt: skip
+
+    def minimise(self, work: Work | None = None) -> Dfa:
+        """The smallest equivalent automaton (Hopcroft 1971); the missing edges count as one dead state."""
+        n, symbols = len(self.trans), range(len(self.cuts))
+        if n < 2:
+            return self
+        work = work or Work()
+        inverse: list[dict[int, list[int]]] = [{} for _ in symbols]
+        for state, row in enumerate(self.trans):
+            for symbol, target in enumerate(row):
+                inverse[symbol].setdefault(n if target == DEAD else target, []).append(state)
+        for symbol in symbols:
+            inverse[symbol].setdefault(n, []).append(n)
+        blocks = [
+            b for b in ({s for s in range(n) if self.accept[s]}, {s for s in range(n) if not self.accept[s]}) if b
+        ]
+        if len(blocks) == 2:
+            blocks[1].add(n)
+        else:
+            blocks.append({n})
+        of = [0] * (n + 1)
+        for i, block in enumerate(blocks):
+            for state in block:
+                of[state] = i
+        waiting = {0 if len(blocks[0]) < len(blocks[1]) else 1}
+        while waiting:
+            splitter = list(blocks[waiting.pop()])
+            for symbol in symbols:
+                back = inverse[symbol]
+                touched: dict[int, list[int]] = {}
+                for target in splitter:
+                    for state in back.get(target, ()):
+                        touched.setdefault(of[state], []).append(state)
+                work.spend(len(splitter))
+                for i, part in touched.items():
+                    if len(part) == len(blocks[i]):
+                        continue
+                    new = len(blocks)
+                    fresh = set(part)
+                    blocks[i] -= fresh
+                    blocks.append(fresh)
+                    for state in part:
+                        of[state] = new
+                    if i in waiting or len(fresh) <= len(blocks[i]):
+                        waiting.add(new)
+                    else:
+                        waiting.add(i)
+        number, order = {of[0]: 0}, [0]
+        for state in order:
+            for target in self.trans[state]:
+                if target != DEAD and of[target] not in number:
+                    number[of[target]] = len(order)
+                    order.append(target)
+        trans = [[DEAD if t == DEAD else number[of[t]] for t in self.trans[s]] for s in order]
+        return Dfa(self.cuts, trans, bytearray(self.accept[s] for s in order)).trimmed()
+
+
+class _Nfa:
+    """States with epsilon edges and character edges, built from a syntax tree."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.epsilon: list[list[int]] = []
+        self.moves: list[tuple[Ranges, int] | None] = []
+
+    def state(self) -> int:
+        if len(self.epsilon) >= MAX_NFA_STATES:
+            raise ConstraintLimit(f"a pattern expands to more than {MAX_NFA_STATES} states", limit="states")
+        self.epsilon.append([])
+        self.moves.append(None)
+        return len(self.epsilon) - 1
+
+    def move(self, at: int, ranges: Ranges) -> int:
+        """A state after one character of the set, from ``at``."""
+        source, target = self.state(), self.state()
+        self.epsilon[at].append(source)
+        self.moves[source] = (ranges, target)
+        return target
+
+    def loop(self, at: int) -> int:
+        """A state after any characters, from ``at``."""
+        hub = self.state()
+        self.epsilon[at].append(hub)
+        self.epsilon[self.move(hub, ANY)].append(hub)
+        return hub
+
+    def add(self, node: Node, at: int) -> int:
+        """Attach a node after ``at``; returns its end state."""
+        if isinstance(node, Chars):
+            return self.move(at, node.ranges)
+        if isinstance(node, Concat):
+            for part in node.parts:
+                at = self.add(part, at)
+            return at
+        end = self.state()
+        if isinstance(node, Union):
+            for option in node.options:
+                self.epsilon[self.add(option, at)].append(end)
+            return end
+        assert isinstance(node, Repeat)
+        for _ in range(node.low):
+            at = self.add(node.item, at)
+        if node.high is None:
+            hub = self.state()
+            self.epsilon[at].append(hub)
+            self.epsilon[self.add(node.item, hub)].append(hub)
+            at = hub
+        else:
+            for _ in range(node.high - node.low):
+                self.epsilon[at].append(end)
+                at = self.add(node.item, at)
+        self.epsilon[at].append(end)
+        return end
+
+    def closure(self, states: Iterable[int]) -> frozenset[int]:
+        """The states with a character edge, and those without any edge, reachable without reading."""
+        seen, stack = set(states), list(states)
+        while stack:
+            for target in self.epsilon[stack.pop()]:
+                if target not in seen:
+                    seen.add(target)
+                    stack.append(target)
+        self.work.spend(len(seen))
+        return frozenset(s for s in seen if self.moves[s] is not None or not self.epsilon[s])
+
+    def determinise(self, start: int, final: int) -> Dfa:
+        cuts = sorted({0} | {e for m in self.moves if m for r in m[0] for e in r if e < END})
+        symbols: dict[Ranges, list[int]] = {}
+        for move in self.moves:
+            if move and move[0] not in symbols:
+                symbols[move[0]] = [
+                    i for low, high in move[0] for i in range(bisect_right(cuts, low) - 1, len(cuts)) if cuts[i] < high
+                ]
+        first = self.closure([start])
+        number, order = {first: 0}, [first]
+        trans: list[list[int]] = []
+        known: dict[frozenset[int], frozenset[int]] = {}
+        for subset in order:
+            targets: dict[int, set[int]] = {}
+            for state in subset:
+                move = self.moves[state]
+                if move:
+                    for symbol in symbols[move[0]]:
+                        targets.setdefault(symbol, set()).add(move[1])
+            row = [DEAD] * len(cuts)
+            for symbol, states in targets.items():
+                self.work.spend(len(states))
+                core = frozenset(states)
+                closed = known.get(core)
+                if closed is None:
+                    closed = known[core] = self.closure(core)
+                if closed not in number:
+                    number[closed] = len(order)
+                    check_states(len(order) + 1)
+                    order.append(closed)
+                row[symbol] = number[closed]
+            trans.append(row)
+        return Dfa(cuts, trans, bytearray(final in subset for subset in order)).trimmed()

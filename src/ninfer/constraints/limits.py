@@ -1,0 +1,51 @@
+"""Limits of constraint compilation, in one place, and the work budget one compilation shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ninfer.errors import ConstraintLimit
+
+MAX_REPEAT = 8192
+"""Largest repetition count of a regex."""
+MAX_NFA_STATES = 262_144
+"""States a regex may expand to before determinisation."""
+MAX_DFA_STATES = 65_536
+"""States of any automaton, products included."""
+MAX_STRING_LENGTH = 8192
+"""Largest explicit length bound, characters, where an automaton product is needed."""
+MAX_INTERSECTIONS = 16_384
+"""Schema intersections of one reduction."""
+MAX_DEPTH = 256
+"""Nesting depth of candidate checks."""
+MAX_GRAMMAR_REPEAT = 65_536
+"""Largest repetition count of a grammar."""
+MAX_GRAMMAR_NESTING = 1000
+"""Nesting depth of a grammar."""
+MAX_SCHEMA_BYTES = 1 << 20
+"""Bytes of schema text."""
+MAX_EMITTED_BYTES = 32 << 20
+"""Bytes of emitted grammar text."""
+MAX_CHOICES = 10_000
+"""Strings of a choice."""
+MAX_WORK = 20_000_000
+"""Elementary steps of one compilation, whatever does them: about five seconds of pure Python."""
+
+
+@dataclass(slots=True)
+class Work:
+    """What one compilation may still spend. Every unbounded loop of the room draws on it."""
+
+    left: int = MAX_WORK
+
+    def spend(self, steps: int) -> None:
+        """Raises ConstraintLimit when the budget is used up."""
+        self.left -= steps
+        if self.left < 0:
+            raise ConstraintLimit("the constraint needs more work than one compilation may do", limit="work")
+
+
+def check_states(count: int, limit: int = MAX_DFA_STATES) -> None:
+    """Raises ConstraintLimit above the automaton size limit."""
+    if count > limit:
+        raise ConstraintLimit(f"a string automaton needs more than {limit} states", limit="states")

@@ -1,0 +1,265 @@
+"""Exact membership in a Grammar, character by character.
+
+Every rule becomes a small automaton whose edges read a character, read a token or call a rule. All ways of reading the
+input advance together; calls share one graph of frames, one frame per (rule, position), as in generalised LL parsing
+(Scott and Johnstone, 2010). A call in tail position adds no frame of its own, so right recursion costs nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ninfer.constraints.chars import Ranges, intersection
+from ninfer.constraints.ir import (
+    DIRECT,
+    ESCAPED,
+    Alt,
+    Auto,
+    Class,
+    Counted,
+    Grammar,
+    Lit,
+    Node,
+    NotTok,
+    Ref,
+    Rep,
+    Seq,
+    Tok,
+)
+from ninfer.constraints.limits import Work
+
+
+@dataclass(slots=True)
+class State:
+    """One point inside a rule. A state without edges is where its rule ends."""
+
+    silent: list[State] = field(default_factory=list)
+    chars: list[tuple[Ranges, State]] = field(default_factory=list)
+    calls: list[tuple[str, State]] = field(default_factory=list)
+    tokens: list[tuple[Tok | NotTok, State]] = field(default_factory=list)
+
+    @property
+    def final(self) -> bool:
+        return not (self.silent or self.chars or self.calls or self.tokens)
+
+
+@dataclass(slots=True, eq=False)
+class Frame:
+    """A call of a rule at one position: where to go on when it ends."""
+
+    position: int
+    returns: dict[tuple[int, int], tuple[State, Frame | None]] = field(default_factory=dict)
+    ended: bool = False
+
+
+class Machine:
+    """A grammar prepared for recognition. Immutable after construction."""
+
+    def __init__(self, grammar: Grammar, work: Work | None = None) -> None:
+        self._work = work or Work()
+        self.starts = {name: State() for name in grammar.rules}
+        self.root = self.starts[grammar.root]
+        for name, body in grammar.rules.items():
+            self._add(body, self.starts[name], State())
+
+    def accepts(self, text: str | bytes) -> bool:
+        """Whether the whole text is in the language. Bytes must be UTF-8."""
+        run = Run(self)
+        return run.feed(text) and run.complete
+
+    def _add(self, node: Node, at: State, end: State) -> None:
+        """Lay the node's edges from ``at`` to ``end``."""
+        self._work.spend(1)
+        if isinstance(node, Lit):
+            for char in node.text:
+                after = State()
+                at.chars.append((((ord(char), ord(char) + 1),), after))
+                at = after
+            at.silent.append(end)
+        elif isinstance(node, Class):
+            at.chars.append((node.ranges, end))
+        elif isinstance(node, Seq):
+            for part in node.parts[:-1]:
+                after = State()
+                self._add(part, at, after)
+                at = after
+            if node.parts:
+                self._add(node.parts[-1], at, end)
+            else:
+                at.silent.append(end)
+        elif isinstance(node, Alt):
+            for option in node.options:
+                self._add(option, at, end)
+            if not node.options:
+                at.chars.append(((), end))
+        elif isinstance(node, Rep):
+            self._repeat(node, at, end)
+        elif isinstance(node, Ref):
+            at.calls.append((node.rule, end))
+        elif isinstance(node, Auto):
+            self._automaton(node, at, end)
+        elif isinstance(node, Counted):
+            self._counted(node, at, end)
+        else:
+            at.tokens.append((node, end))
+
+    def _repeat(self, node: Rep, at: State, end: State) -> None:
+        for _ in range(node.low):
+            after = State()
+            self._add(node.item, at, after)
+            at = after
+        if node.high is None:
+            hub = State()
+            at.silent.append(hub)
+            self._add(node.item, hub, hub)
+            at = hub
+        else:
+            for _ in range(node.high - node.low):
+                after = State()
+                at.silent.append(end)
+                self._add(node.item, at, after)
+                at = after
+        at.silent.append(end)
+
+    def _automaton(self, node: Auto, at: State, end: State) -> None:
+        states = [State() for _ in node.dfa.trans]
+        if not states:
+            at.chars.append(((), end))
+            return
+        at.silent.append(states[0])
+        for i, state in enumerate(states):
+            if node.dfa.accept[i]:
+                state.silent.append(end)
+            for target, ranges in node.dfa.edges(i):
+                self._work.spend(1)
+                if node.spelling == "raw":
+                    state.chars.append((ranges, states[target]))
+                else:
+                    _spelled(state, ranges, states[target])
+            if state.final:
+                state.chars.append(((), end))
+
+    def _counted(self, node: Counted, at: State, end: State) -> None:
+        anything: Ranges = ((0, 0x110000),)
+        for i in range(node.low if node.high is None else node.high):
+            self._work.spend(1)
+            if i >= node.low:
+                at.silent.append(end)
+            after = State()
+            _spelled(at, anything, after)
+            at = after
+        if node.high is None:
+            hub = State()
+            at.silent.append(hub)
+            _spelled(hub, anything, hub)
+            at = hub
+        at.silent.append(end)
+
+
+def _spelled(at: State, ranges: Ranges, end: State) -> None:
+    """Edges for one character of a set as a canonical JSON string writes it."""
+    direct = intersection(ranges, DIRECT)
+    if direct:
+        at.chars.append((direct, end))
+    tails = [tail for code, tail in ESCAPED.items() if any(low <= code < high for low, high in ranges)]
+    if not tails:
+        return
+    branch: dict[str, State] = {"": State()}
+    at.chars.append((((0x5C, 0x5D),), branch[""]))
+    for tail in tails:
+        for i in range(1, len(tail) + 1):
+            prefix = tail[:i]
+            if i == len(tail) or prefix not in branch:
+                after = end if i == len(tail) else branch.setdefault(prefix, State())
+                branch[tail[: i - 1]].chars.append((((ord(tail[i - 1]), ord(tail[i - 1]) + 1),), after))
+
+
+class Run:
+    """One reading of an input. ``viable`` says whether some continuation may still be accepted."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._position = 0
+        self._active: dict[tuple[int, int], tuple[State, Frame | None]] = {}
+        self._frames: dict[str, Frame] = {}
+        self.complete = False
+        self._expand([(machine.root, None)])
+
+    @property
+    def viable(self) -> bool:
+        return bool(self._active) or self.complete
+
+    def feed(self, text: str | bytes) -> bool:
+        """Read text; False, and no longer viable, when it leaves the language's prefixes."""
+        if isinstance(text, bytes):
+            try:
+                text = text.decode()
+            except UnicodeDecodeError:
+                self._active, self.complete = {}, False
+                return False
+        for char in text:
+            code = ord(char)
+            self._advance(
+                [
+                    (target, frame)
+                    for state, frame in self._active.values()
+                    for ranges, target in state.chars
+                    if any(low <= code < high for low, high in ranges)
+                ]
+            )
+            if not self.viable:
+                return False
+        return True
+
+    def feed_token(self, token: int) -> bool:
+        """Read one token that has no text, or is named by id."""
+        self._advance(
+            [
+                (target, frame)
+                for state, frame in self._active.values()
+                for terminal, target in state.tokens
+                if (token in terminal.ids) == isinstance(terminal, Tok)
+            ]
+        )
+        return self.viable
+
+    def _advance(self, configurations: list[tuple[State, Frame | None]]) -> None:
+        self._position += 1
+        self._frames = {}
+        self._expand(configurations)
+
+    def _expand(self, agenda: list[tuple[State, Frame | None]]) -> None:
+        """Follow silent edges, calls and returns; keep the configurations that read something."""
+        seen: dict[tuple[int, int], tuple[State, Frame | None]] = {}
+        self.complete = False
+        while agenda:
+            state, frame = agenda.pop()
+            key = (id(state), id(frame))
+            if key in seen:
+                continue
+            seen[key] = (state, frame)
+            agenda.extend((target, frame) for target in state.silent)
+            for rule, after in state.calls:
+                self._call(rule, after, frame, agenda)
+            if state.final:
+                if frame is None:
+                    self.complete = True
+                else:
+                    frame.ended = frame.ended or frame.position == self._position
+                    agenda.extend(frame.returns.values())
+        self._active = {k: c for k, c in seen.items() if c[0].chars or c[0].tokens}
+
+    def _call(self, rule: str, after: State, frame: Frame | None, agenda: list[tuple[State, Frame | None]]) -> None:
+        callee = self._frames.get(rule)
+        if callee is None:
+            callee = self._frames[rule] = Frame(self._position)
+            agenda.append((self._machine.starts[rule], callee))
+        # The frames of earlier positions gain no more returns, so a call in tail position may inherit them.
+        tail = after.final and frame is not None and frame.position < self._position
+        returns = frame.returns.values() if tail and frame is not None else ((after, frame),)
+        for state, parent in returns:
+            key = (id(state), id(parent))
+            if key not in callee.returns:
+                callee.returns[key] = (state, parent)
+                if callee.ended:
+                    agenda.append((state, parent))

@@ -1,0 +1,544 @@
+"""Values and Protocols that cross rooms. No behaviour beyond what a value owes its own consistency."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Literal, NewType, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ninfer.errors import InvariantError, StaleHandle
+
+if TYPE_CHECKING:
+    from ninfer.ops import Ops
+
+RequestId = NewType("RequestId", int)
+
+# -- device ------------------------------------------------------------------------------------------------------
+
+ITEM_BYTES: Mapping[str, int] = {
+    "u8": 1, "i8": 1, "f16": 2, "bf16": 2, "i32": 4, "u32": 4, "f32": 4, "i64": 8, "u64": 8,
+}  # fmt: skip
+"""Element types of device buffers and their bytes. bf16 is a 16-bit word with fp32's exponent."""
+
+Shape = tuple[int, ...]
+
+
+class Buffer(Protocol):
+    """An opaque device array in C order. Its contents are never read on the host; only a Device moves bytes."""
+
+    @property
+    def shape(self) -> Shape: ...
+
+    @property
+    def dtype(self) -> str:
+        """A key of ITEM_BYTES."""
+        ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def head(self, *shape: int) -> Buffer:
+        """A view of the first ``prod(shape)`` elements, reshaped; InvariantError when the buffer is smaller."""
+        ...
+
+    def slice(self, begin: int, end: int) -> Buffer:
+        """A view of ``[begin, end)`` along the first axis."""
+        ...
+
+
+class Event(Protocol):
+    """A point in the device's stream."""
+
+    def record(self) -> None:
+        """Mark the work submitted so far."""
+        ...
+
+    def done(self) -> bool:
+        """Whether the marked work has finished. Never blocks."""
+        ...
+
+    def wait(self) -> None:
+        """Block until the marked work has finished. The only host wait. Raises DeviceError if it failed."""
+        ...
+
+
+class Graph(Protocol):
+    """A recorded sequence of device work whose buffers stay alive with it."""
+
+    def launch(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Bytes of the device: all, and what a new arena may take."""
+
+    total: int
+    free: int
+
+
+class Arena(Protocol):
+    """One large allocation, carved by offset. ``close`` returns it."""
+
+    nbytes: int
+
+    def buffer(self, offset: int, shape: Shape, dtype: str) -> Buffer:
+        """The buffer at a byte ``offset`` (a multiple of 256)."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Device(Protocol):
+    """One accelerator or the host. All work is stream-ordered: a call may return before it has happened.
+
+    Host arrays handed to ``upload`` or ``download`` belong to the device until an event recorded afterwards is done.
+    """
+
+    kind: str
+    name: str
+    activation: str
+    ops: Ops
+
+    def memory(self) -> DeviceMemory: ...
+
+    def read_bandwidth(self) -> float:
+        """Bytes a second that a large read of device memory reaches, measured now, in less than a second."""
+        ...
+
+    def arena(self, nbytes: int) -> Arena:
+        """Zero-filled device memory. Raises OutOfDeviceMemory."""
+        ...
+
+    def host(self, shape: Shape, dtype: str) -> npt.NDArray[Any]:
+        """A zero-filled host array the device can copy from and to (pinned where that matters). bf16 is uint16."""
+        ...
+
+    def weights(self, data: npt.NDArray[np.uint8]) -> Buffer:
+        """Make read-only bytes resident and return them as u8 [n]; zero-copy where the host is the device."""
+        ...
+
+    def upload(self, dst: Buffer, src: npt.NDArray[Any]) -> None: ...
+
+    def download(self, dst: npt.NDArray[Any], src: Buffer) -> None: ...
+
+    def copy(self, dst: Buffer, src: Buffer) -> None: ...
+
+    def zero(self, dst: Buffer) -> None: ...
+
+    def event(self) -> Event: ...
+
+    def capture(self, work: Callable[[], None]) -> Graph:
+        """Record what ``work`` submits, without running it."""
+        ...
+
+    def close(self) -> None:
+        """Finish submitted work and free everything. Idempotent."""
+        ...
+
+
+class Scope(Protocol):
+    """Where buffers come from. The same code runs over a measuring scope to plan and an allocating one to build."""
+
+    def buffer(self, name: str, shape: Shape, dtype: str) -> Buffer:
+        """A buffer of its own, 256-byte aligned, counted under the component ``name``."""
+        ...
+
+
+# -- handles -----------------------------------------------------------------------------------------------------
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """Names an object of one owner. A recycled index gets a larger generation, so old handles go stale."""
+
+    kind: str
+    index: int
+    generation: int
+
+
+SequenceHandle = Handle
+
+
+class HandleTable(Generic[T]):
+    """Slots addressed by Handle. Generations of one index strictly increase."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._items: list[T | None] = []
+        self._generation: list[int] = []
+        self._free: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._items) - len(self._free)
+
+    def insert(self, value: T) -> Handle:
+        if self._free:
+            index = self._free.pop()
+        else:
+            index = len(self._items)
+            self._items.append(None)
+            self._generation.append(0)
+        self._items[index] = value
+        self._generation[index] += 1
+        return Handle(self.kind, index, self._generation[index])
+
+    def try_get(self, handle: Handle) -> T | None:
+        """The object, or None for a handle that is stale or of another kind."""
+        i = handle.index
+        if handle.kind != self.kind or not 0 <= i < len(self._items):
+            return None
+        return self._items[i] if self._generation[i] == handle.generation else None
+
+    def get(self, handle: Handle) -> T:
+        """The object. Raises StaleHandle."""
+        value = self.try_get(handle)
+        if value is None:
+            raise StaleHandle(f"{handle} does not name a live {self.kind}")
+        return value
+
+    def remove(self, handle: Handle) -> T:
+        """Forget the object and return it. Raises StaleHandle."""
+        value = self.get(handle)
+        self._items[handle.index] = None
+        self._free.append(handle.index)
+        return value
+
+    def live(self) -> list[tuple[Handle, T]]:
+        """All live entries in index order."""
+        return [
+            (Handle(self.kind, i, self._generation[i]), item) for i, item in enumerate(self._items) if item is not None
+        ]
+
+
+# -- prompts -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrefixIdentity:
+    """Everything that decides whether two prefixes are the same content.
+
+    tokens: int32 [n]. token_types: uint8 [n], 0 text. positions: int32 [3, n], rotary axes. rope_delta: what a
+    generated token's index is shifted by. mode: template and runtime tag. execution_frontiers: sorted positions at
+    which a rendered history must be split when it is executed.
+    """
+
+    tokens: npt.NDArray[np.int32]
+    token_types: npt.NDArray[np.uint8]
+    positions: npt.NDArray[np.int32]
+    rope_delta: int = 0
+    vision: tuple[Any, ...] = ()
+    mode: str = "text"
+    execution_frontiers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptDigest:
+    """Chained 16-byte BLAKE2b links, one per 64 tokens. A shortlist key; it never proves equality."""
+
+    chain: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSpec:
+    """Resolved sampling of one request: no field left to default. seed: 64-bit."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    seed: int
+    logprobs: int = -1
+    """Alternatives to report beside each token, 0..20, or -1 for no log-probabilities."""
+
+
+class LimitReason(enum.Enum):
+    """Why a request's output is bounded where it is."""
+
+    OUTPUT_LIMIT = "max_tokens"
+    CONTEXT_CAPACITY = "context"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedRequest:
+    """What admission needs to know. ``effective_output`` is the output that fits the context, tokens."""
+
+    id: RequestId
+    ticket: int
+    identity: PrefixIdentity
+    digest: PromptDigest
+    requested_output: int
+    effective_output: int
+    limit: LimitReason
+    sampling: SamplingSpec
+    boundaries: tuple[int, ...] = ()
+    markers: tuple[int, ...] = ()
+    rewrite: tuple[int, str] | None = None
+
+
+def effective_output(prompt: int, requested: int, context: int) -> tuple[int, LimitReason]:
+    """Output tokens a request can really have: the last token needs no KV, so context - prompt + 1 fit."""
+    room = context - prompt + 1
+    return (requested, LimitReason.OUTPUT_LIMIT) if requested <= room else (room, LimitReason.CONTEXT_CAPACITY)
+
+
+# -- resource transactions ---------------------------------------------------------------------------------------
+
+
+class TransactionKind(enum.Enum):
+    MATERIALIZE = "materialize"
+    CAPTURE = "capture"
+    DEMOTE = "demote"
+
+
+class StartStatus(enum.Enum):
+    STARTED = "started"
+    STALE = "stale"
+    INFEASIBLE = "infeasible"
+
+
+class TransactionStatus(enum.Enum):
+    IDLE = "idle"
+    RUNNING = "running"
+    READY = "ready"
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """An axis that lacks capacity and by how many of its units."""
+
+    axis: str
+    missing: int
+
+
+@dataclass(frozen=True, slots=True)
+class Infeasible:
+    """A request that cannot run even alone."""
+
+    shortages: tuple[Shortage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ResourcePlan:
+    """A sealed transition, bound to the revision it was planned at; started at most once."""
+
+    id: int
+    revision: int
+    kind: TransactionKind
+    request: RequestId | None
+    lane: int | None
+    pages: tuple[int, ...]
+    """Pages to reserve, per pool."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptionTicket:
+    """The ResourceManager's pre-reserved logical storage for a plan's outcome."""
+
+    transaction: int
+    lane: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceResult:
+    """The absolute outcome of a committed or aborted transition."""
+
+    transaction: int
+    kind: TransactionKind
+    committed: bool
+    sequence: SequenceHandle | None
+    reused_tokens: int
+    revision_after: int
+
+
+@dataclass(frozen=True, slots=True)
+class TerminalResult:
+    """What became of a finished sequence. ``retained`` names a continuation, or is None after a release."""
+
+    retained: Handle | None
+    revision_after: int
+
+
+# -- masks -------------------------------------------------------------------------------------------------------
+
+
+class SlotStatus(enum.IntEnum):
+    """State of one mask slot (row, position)."""
+
+    UNCONSTRAINED = 0
+    READY = 1
+    DEAD_END = 2
+    UNREACHABLE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class RowMask:
+    """What a provider filled for one row. Positions are 0..extent-1; dead ends are bits of ``dead``."""
+
+    extent: int
+    dead: int = 0
+    unreachable_from: int | None = None
+
+
+class MaskProvider(Protocol):
+    """Legal-token masks of one batch, borrowed by Program for one unit call.
+
+    A mask is ``ceil(V/32)`` uint32 words; bit ``id & 31`` of word ``id >> 5`` is 1 where the id is legal.
+    """
+
+    def constrained_rows(self) -> Sequence[int]:
+        """Batch rows that have a constraint; an empty sequence makes Program skip masks altogether."""
+        ...
+
+    def fill(self, row: int, drafts: Sequence[int], slots: npt.NDArray[np.uint32]) -> RowMask:
+        """Fill ``slots`` [1 + len(drafts), words] for the committed state and after each draft."""
+        ...
+
+
+# -- model transactions ------------------------------------------------------------------------------------------
+
+
+class RowStatus(enum.Enum):
+    OK = "ok"
+    CONSTRAINT_FAILED = "constraint_failed"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScore:
+    """Log-probability of a produced token and of its most likely alternatives, natural log."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ProducedRow:
+    """One row of a batch: provisional tokens, in order. Failed rows have none."""
+
+    sequence: SequenceHandle
+    tokens: tuple[int, ...]
+    status: RowStatus = RowStatus.OK
+    scores: tuple[TokenScore, ...] | None = None
+    drafted: int = 0
+
+
+class PendingBatch:
+    """Provisional output of one unit. Consumed whole, once, by ``Program.commit`` or ``Program.abort_pending``."""
+
+    __slots__ = ("kind", "rows", "spent", "state")
+
+    def __init__(
+        self, kind: Literal["prefill", "decode", "control"], rows: tuple[ProducedRow, ...], state: object
+    ) -> None:
+        self.kind = kind
+        self.rows = rows
+        self.state = state
+        self.spent = False
+
+    def consume(self) -> object:
+        """Mark the batch spent and return Program's provisional state. Raises InvariantError on reuse."""
+        if self.spent:
+            raise InvariantError("a PendingBatch was used twice")
+        self.spent = True
+        return self.state
+
+
+@dataclass(frozen=True, slots=True)
+class RowDecision:
+    """What Engine decided about one row.
+
+    accepted: length of the committed prefix. terminal: the row ends. boundaries: offsets in (0, accepted] at which
+    re-rendering the history reproduces the same tokens. cancelled rows accept 0 and end.
+    """
+
+    accepted: int
+    terminal: bool = False
+    cancelled: bool = False
+    boundaries: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class UnitLicense:
+    """What a row may do in one decode round. drafts: verified columns beyond the anchor."""
+
+    drafts: int = 0
+
+
+class ProgramPort(Protocol):
+    """The physical plane as the control plane sees it. Called by the engine's worker thread alone.
+
+    Expected outcomes are return values. Exceptions mean a refused request (before any mutation) or a failed engine.
+    """
+
+    @property
+    def resource_revision(self) -> int: ...
+
+    # planning: pure
+    def isolated_root_fits(self, request: PreparedRequest) -> Infeasible | None:
+        """None when the request can run alone on an empty device."""
+        ...
+
+    def plan_root(self, request: PreparedRequest, lane: int) -> ResourcePlan | tuple[Shortage, ...]:
+        """A sealed plan that starts the request from nothing, or what is missing right now."""
+        ...
+
+    # resource transactions
+    def start(self, plan: ResourcePlan, ticket: AdoptionTicket) -> StartStatus: ...
+
+    def poll(self) -> TransactionStatus: ...
+
+    def commit_transaction(self) -> ResourceResult: ...
+
+    def abort_transaction(self) -> ResourceResult: ...
+
+    def finish(self, sequence: SequenceHandle) -> TerminalResult: ...
+
+    def discard(self, sequence: SequenceHandle) -> TerminalResult: ...
+
+    # model units
+    def prefill_remaining(self, sequence: SequenceHandle) -> int:
+        """Prompt tokens not yet executed. 0: ready for ``finalize_prefill``."""
+        ...
+
+    def prefill(self, sequence: SequenceHandle, chunk: int) -> None:
+        """Execute up to ``chunk`` prompt tokens; committed at once."""
+        ...
+
+    def finalize_prefill(self, sequences: Sequence[SequenceHandle], masks: MaskProvider | None) -> PendingBatch:
+        """Sample the first token of rows whose prompt is fully executed."""
+        ...
+
+    def decode(
+        self,
+        sequences: Sequence[SequenceHandle],
+        licences: Sequence[UnitLicense],
+        masks: MaskProvider | None,
+    ) -> PendingBatch: ...
+
+    def control(self, sequence: SequenceHandle, tokens: Sequence[int]) -> PendingBatch:
+        """Append forced tokens: no sampling, no random numbers."""
+        ...
+
+    def commit(self, batch: PendingBatch, decisions: Sequence[RowDecision]) -> None: ...
+
+    def abort_pending(self, batch: PendingBatch) -> None:
+        """Drop the batch. Every row of it must then be discarded."""
+        ...
+
+    # facts
+    def audit(self) -> Mapping[str, int]:
+        """Occupancy recomputed by walking objects: lanes, pages per pool, reservations, state slots, open work."""
+        ...
+
+    def stats(self) -> Mapping[str, int]: ...
+
+    def close(self) -> None: ...

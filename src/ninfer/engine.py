@@ -1,0 +1,383 @@
+"""Engine: one resident model, opened once, serving many requests from any thread or event loop."""
+
+from __future__ import annotations
+
+import math
+import os
+import queue
+import secrets
+import time
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import attrs
+
+from ninfer.contract import PreparedRequest, RequestId, SamplingSpec, effective_output
+from ninfer.errors import ContextOverflow, EngineClosed, InvalidRequest, Overloaded
+from ninfer.handle import GenerationHandle
+from ninfer.inputs import Chat, Message, PromptInput, TextPrompt, TokenPrompt, Tool
+from ninfer.options import EngineOptions, RequestOptions, SamplingParams
+from ninfer.progress import Meter
+from ninfer.results import GenerationResult, Timings, Usage
+from ninfer.runtime.core import EngineCore
+from ninfer.runtime.instance import open_instance
+from ninfer.runtime.metrics import EngineStats
+from ninfer.runtime.record import RequestRecord
+from ninfer.runtime.response import Response
+from ninfer.runtime.worker import Limits
+
+if TYPE_CHECKING:
+    from ninfer.artifact import ArtifactSource
+    from ninfer.frontend import PreparedPrompt
+
+O = TypeVar("O", EngineOptions, RequestOptions)
+_INPUTS = (str, Chat, TextPrompt, TokenPrompt)
+
+
+class Engine:
+    """A model ready to generate. A context manager (``with`` or ``async with``); ``close`` ends it.
+
+    artifact: path of a ``.ninfer`` file, or an ArtifactSource. options: EngineOptions; keyword arguments replace single
+    fields of it. Methods may be called from any thread of the process that made the engine; in a forked process they
+    raise EngineClosed. Errors: TypeError for an unknown keyword, InvalidRequest, ArtifactError, OutOfDeviceMemory.
+    """
+
+    def __init__(
+        self,
+        artifact: str | os.PathLike[str] | ArtifactSource,
+        options: EngineOptions | None = None,
+        **overrides: Any,
+    ) -> None:
+        chosen = _merge(EngineOptions, options, overrides)
+        instance = open_instance(artifact, chosen)
+        try:
+            core = EngineCore(
+                instance.program,
+                Limits(chosen.max_concurrency, instance.prefill_chunk, chosen.concurrent_prefill),
+                max_outstanding=chosen.max_outstanding,
+                teardown=instance.close,
+            )
+            core.start()
+        except BaseException:
+            instance.close()
+            raise
+        self.options = chosen
+        """The options it runs with."""
+        self.model_name = instance.model_name
+        """The artifact's ``metadata.name``, or its architecture."""
+        self.max_context = instance.max_context
+        """Tokens of one sequence: prompt and output together."""
+        self._device = instance.device_name
+        self._frontend = instance.frontend
+        self._defaults = instance.frontend.defaults
+        self._core = core
+        self._bandwidth = instance.bandwidth
+        self._process = os.getpid()
+        weakref.finalize(self, core.request_close).atexit = False
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        o, shown = self.options, attrs.asdict(self._defaults, filter=lambda a, _: a.name != "seed")
+        sampling = ", ".join(f"{name}={value}" for name, value in shown.items())
+        return (
+            f"<Engine {self.model_name} on {self._device}, max_concurrency={o.max_concurrency},"
+            f" max_context={self.max_context}, max_tokens={o.max_tokens}; sampling: {sampling}>"
+        )
+
+    @property
+    def available(self) -> bool:
+        """Whether new requests are taken: not closed, not failed, not in a forked process."""
+        return self._core.available and os.getpid() == self._process
+
+    def close(self) -> None:
+        """End every request with EngineClosed and free everything. Returns when that is done. Idempotent."""
+        if os.getpid() == self._process:
+            self._core.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Engine:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        import asyncio
+
+        await asyncio.to_thread(self.close)
+
+    def stats(self) -> EngineStats:
+        """Counters since the start and gauges now. Never blocks."""
+        return self._core.stats()
+
+    def memory_bandwidth(self) -> float:
+        """Bytes a second that large reads of the device's memory reach, measured now: what decoding is compared with.
+
+        Takes less than a second. Requests that run meanwhile disturb the figure and are disturbed by it.
+        """
+        self._check()
+        return self._bandwidth()
+
+    # -- one request -----------------------------------------------------------------------------------------------
+
+    def prepare(self, prompt: PromptInput | PreparedPrompt) -> PreparedPrompt:
+        """Render and tokenize on the calling thread. The result can be submitted any number of times.
+
+        Errors: InvalidRequest naming the field or message, ToolContractError.
+        """
+        self._check()
+        if isinstance(prompt, _INPUTS):
+            return self._frontend.prepare(prompt)
+        from ninfer.frontend import PreparedPrompt
+
+        if isinstance(prompt, PreparedPrompt):
+            return prompt
+        raise InvalidRequest(
+            f"expected a string, Chat, TextPrompt, TokenPrompt or PreparedPrompt, got {type(prompt).__name__}",
+            field="prompt",
+        )
+
+    def count_tokens(self, prompt: PromptInput | PreparedPrompt) -> int:
+        """Tokens the prompt takes, as ``prepare`` would render it."""
+        return len(self.prepare(prompt))
+
+    def submit(
+        self,
+        prompt: PromptInput | PreparedPrompt,
+        options: RequestOptions | None = None,
+        block: bool = False,
+        **overrides: Any,
+    ) -> GenerationHandle:
+        """Queue a request and return its handle.
+
+        options: RequestOptions; keyword arguments replace single fields. block: wait while the engine holds
+        max_outstanding requests instead of raising Overloaded. Errors, before anything has changed: TypeError for an
+        unknown keyword, InvalidRequest, ContextOverflow, Overloaded, EngineClosed, EngineFailed.
+        """
+        self._check()
+        core, submitted = self._core, self._core.clock()
+        chosen = _merge(RequestOptions, options, overrides)
+        prepared = self.prepare(prompt)
+        length = len(prepared)
+        if length > self.max_context:
+            raise ContextOverflow(length, self.max_context)
+        if length == 0:
+            raise InvalidRequest("has no tokens", field="prompt")
+        if prepared.tokens.max() >= self._frontend.vocab_size:
+            raise InvalidRequest("was prepared for another model", field="prompt")
+        wanted = self.options.max_tokens if chosen.max_tokens is None else chosen.max_tokens
+        sampling = self._sampling(chosen)
+        if wanted == 0:
+            return self._empty(prepared, chosen, sampling)
+        output, limit = effective_output(length, wanted, self.max_context)
+        core.acquire(block)
+        try:
+            response = Response(core.outstanding.release, core.wake)
+            record = RequestRecord(
+                request=PreparedRequest(
+                    id=RequestId(0),  # the worker's mailbox numbers it
+                    ticket=0,
+                    identity=prepared.identity,
+                    digest=prepared.digest,
+                    requested_output=wanted,
+                    effective_output=output,
+                    limit=limit,
+                    sampling=sampling,
+                    boundaries=prepared.boundaries,
+                    markers=prepared.cache_markers,
+                    rewrite=prepared.rewrite,
+                ),
+                session=self._frontend.output_session(prepared, chosen, max_tokens=output),
+                response=response,
+                submitted=submitted,
+                deadline=_after(submitted, chosen.timeout),
+                queue_deadline=_after(submitted, self.options.queue_timeout),
+                prepare_seconds=prepared.prepare_seconds,
+                metadata=chosen.metadata,
+            )
+            core.enqueue(record)
+        except BaseException:
+            core.outstanding.release()
+            raise
+        return GenerationHandle(response, self, chosen.metadata)
+
+    async def submit_async(
+        self,
+        prompt: PromptInput | PreparedPrompt,
+        options: RequestOptions | None = None,
+        block: bool = False,
+        **overrides: Any,
+    ) -> GenerationHandle:
+        """``submit`` without holding up the event loop: rendering, tokenizing and waiting happen on a thread."""
+        import asyncio
+
+        return await asyncio.to_thread(self.submit, prompt, options, block, **overrides)
+
+    def stream(
+        self, prompt: PromptInput | PreparedPrompt, options: RequestOptions | None = None, **overrides: Any
+    ) -> GenerationHandle:
+        """``submit``, waiting for a slot: ``for text in engine.stream("Hello").text_deltas(): ...``."""
+        return self.submit(prompt, options, True, **overrides)
+
+    @overload
+    def generate(
+        self, prompt: PromptInput | PreparedPrompt, options: RequestOptions | None = None, **overrides: Any
+    ) -> GenerationResult: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: list[Any] | tuple[Any, ...],
+        options: RequestOptions | None = None,
+        **overrides: Any,
+    ) -> list[GenerationResult]: ...
+
+    def generate(
+        self, prompt: Any, options: RequestOptions | None = None, **overrides: Any
+    ) -> GenerationResult | list[GenerationResult]:
+        """Generate and wait: one result for one input, a list of results, in order, for a list or tuple of inputs.
+
+        A single request raises what ``GenerationHandle.result`` raises. A list never raises for one item: see
+        ``GenerationResult.error``. It keeps as many requests outstanding as the engine allows, shows a progress bar,
+        and cancels what is running when it is interrupted.
+        """
+        if isinstance(prompt, list | tuple):
+            results = self.generate_iter(prompt, options, **overrides)
+            return sorted(results, key=lambda result: -1 if result.index is None else result.index)
+        with self.submit(prompt, options, True, **overrides) as handle:
+            return handle.result()
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any] | Message],
+        tools: Sequence[Tool | Mapping[str, Any]] = (),
+        *,
+        thinking: bool | None = None,
+        options: RequestOptions | None = None,
+        **overrides: Any,
+    ) -> GenerationResult:
+        """Answer a conversation and wait. The rest of what a Chat can say is said with ``generate(Chat(...))``."""
+        return self.generate(Chat(messages, tools, thinking), options, **overrides)
+
+    # -- many requests ---------------------------------------------------------------------------------------------
+
+    def generate_iter(
+        self,
+        prompts: Iterable[PromptInput | PreparedPrompt],
+        options: RequestOptions | None = None,
+        **overrides: Any,
+    ) -> Iterator[GenerationResult]:
+        """Generate for every input; results come as they complete, with ``index`` and, for a failed one, ``error``.
+
+        Inputs are taken one at a time, no earlier than there is room for them. Dropping the iterator cancels what is
+        running.
+        """
+        self._check()
+        chosen = _merge(RequestOptions, options, overrides)
+        if isinstance(prompts, (*_INPUTS, Mapping)) or not isinstance(prompts, Iterable):
+            raise InvalidRequest("expected an iterable of inputs", field="prompts")
+        if isinstance(prompts, list | tuple) and prompts and all(isinstance(p, Mapping | Message) for p in prompts):
+            raise InvalidRequest("a list of messages is one input: wrap it in Chat, or use chat()", field="prompts")
+        return self._generate_iter(prompts, chosen)
+
+    def _generate_iter(
+        self, prompts: Iterable[PromptInput | PreparedPrompt], options: RequestOptions
+    ) -> Iterator[GenerationResult]:
+        total = len(prompts) if isinstance(prompts, Sequence) else None
+        running: dict[int, GenerationHandle] = {}
+        finished: queue.SimpleQueue[int] = queue.SimpleQueue()
+        tokens, began = 0, time.monotonic()
+
+        def start(index: int, prompt: PreparedPrompt) -> None:
+            handle = self.submit(prompt, options, not running)  # with nothing of ours to wait for, wait for others
+            running[index] = handle
+            handle._response.watch(lambda: finished.put(index))
+
+        with Meter("generate", total, self.options.progress, unit="request") as meter:
+
+            def done(result: GenerationResult, index: int) -> GenerationResult:
+                nonlocal tokens
+                tokens += result.usage.completion_tokens
+                meter(1, f"{tokens / max(time.monotonic() - began, 1e-9):.0f} tok/s")
+                return attrs.evolve(result, index=index)
+
+            items = enumerate(prompts)
+            item = next(items, None)
+            try:
+                while item is not None or running:
+                    full = False
+                    if item is not None:
+                        index, prompt = item
+                        try:
+                            prepared = self.prepare(prompt)
+                            item = (index, prepared)
+                            start(index, prepared)
+                        except Overloaded:
+                            full = True
+                        except Exception as error:
+                            failed = GenerationResult(finish_reason="error", error=error, metadata=options.metadata)
+                            item = next(items, None)
+                            yield done(failed, index)
+                        else:
+                            item = next(items, None)
+                    while running and (full or item is None or not finished.empty()):
+                        index = finished.get()
+                        handle = running.pop(index, None)
+                        if handle is not None:  # a watcher may be called twice
+                            full = False
+                            yield done(handle._final(), index)
+            finally:
+                for handle in running.values():
+                    handle.close()
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if os.getpid() != self._process:
+            raise EngineClosed("this engine belongs to the process that forked this one")
+        self._core.check_available()
+
+    def _sampling(self, options: RequestOptions) -> SamplingSpec:
+        chosen = (options.sampling or SamplingParams()).over(self._defaults)
+        fields = attrs.asdict(chosen)
+        if fields["seed"] is None:
+            fields["seed"] = secrets.randbits(64)
+        return SamplingSpec(**fields, logprobs=-1 if options.logprobs is None else options.logprobs)
+
+    def _empty(self, prompt: PreparedPrompt, options: RequestOptions, sampling: SamplingSpec) -> GenerationHandle:
+        """A request for no output: it never reaches the worker."""
+        response = Response(lambda: None, lambda: None)
+        response.complete(
+            GenerationResult(
+                logprobs=None if options.logprobs is None else (),
+                finish_reason="length",
+                stop_reason="max_tokens",
+                usage=Usage(prompt_tokens=len(prompt)),
+                timings=Timings(prepare=prompt.prepare_seconds),
+                seed=sampling.seed,
+                metadata=options.metadata,
+            )
+        )
+        return GenerationHandle(response, self, options.metadata)
+
+
+def _merge(kind: type[O], options: O | None, overrides: Mapping[str, Any]) -> O:
+    """Options with single fields replaced. An unknown field is a TypeError."""
+    if options is not None and not isinstance(options, kind):
+        raise InvalidRequest(f"expected {kind.__name__}, got {type(options).__name__}", field="options")
+    if options is None:
+        return kind(**overrides)
+    return attrs.evolve(options, **overrides) if overrides else options
+
+
+def _after(start: float, seconds: float | None) -> float:
+    return math.inf if seconds is None else start + seconds

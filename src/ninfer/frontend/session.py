@@ -1,0 +1,331 @@
+"""What an answer means, token by token: previewed, then committed or discarded. Owned by one request."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+
+from ninfer.errors import InvariantError
+from ninfer.frontend.decoder import Decoder, Piece
+from ninfer.frontend.envelope import Envelope, RawCall
+from ninfer.frontend.frontiers import Frontiers
+from ninfer.frontend.prompt import PreparedPrompt
+from ninfer.frontend.protocol import CANONICAL_CLOSE, THINK_OPEN
+from ninfer.frontend.tokenizer import Tokenizer
+from ninfer.options import RequestOptions
+from ninfer.results import Channel, Delta, FinishReason, StopReason, TokenLogprob, ToolCall, ToolCallEvent
+
+Ending = tuple[FinishReason, StopReason | None]
+
+
+@attrs.frozen
+class OutputProtocol:
+    """What all sessions of one frontend share.
+
+    shown: bytes each token shows, empty for control tokens. replays_thinking: the chat template renders an
+    earlier answer's thinking as this module expects it, so that positions behind it can be reached again.
+    """
+
+    tokenizer: Tokenizer
+    shown: Sequence[bytes]
+    stop_ids: frozenset[int]
+    close_tokens: tuple[int, ...]
+    frontiers: Frontiers
+    replays_thinking: bool
+
+
+@attrs.frozen
+class Preview:
+    """What committing the previewed tokens would do.
+
+    accepted: how many are kept, 1..len(tokens). terminal: the end they bring, or None. boundaries: offsets in
+    (0, accepted] at which a later prompt that contains this answer has the same tokens up to there, and a
+    frontier.
+    """
+
+    accepted: int
+    terminal: Ending | None
+    boundaries: tuple[int, ...]
+
+
+@attrs.define
+class _Count:
+    """Budget and boundary bookkeeping of the output so far; copied for each preview."""
+
+    produced: int = 0
+    thinking: int = 0
+    calls: int = 0
+    close_at: int | None = None
+    """Index of the generated ``</think>`` whose canonical form is still being checked."""
+    ending: Ending | None = None
+
+
+@attrs.define
+class _Round:
+    """The outcome of a preview: the state to be, and what it adds."""
+
+    decoder: Decoder
+    count: _Count
+    tokens: list[int] = attrs.field(factory=list)
+    logprobs: list[TokenLogprob] = attrs.field(factory=list)
+    unsaid: list[tuple[int, TokenLogprob | None]] = attrs.field(factory=list)
+    """Tokens since the last event."""
+    events: list[Delta | ToolCallEvent] = attrs.field(factory=list)
+    boundaries: list[int] = attrs.field(factory=list)
+
+
+class OutputSession:
+    """One request's output. Created on the caller's thread, then used by the engine's worker alone.
+
+    ``preview`` or ``preview_control`` reads provisional tokens and says how many are accepted; everything
+    that can fail fails there. ``commit`` makes them part of the answer and returns their events; ``discard``
+    forgets them. ``finish`` ends an answer that no preview ended. Calls out of this order raise
+    InvariantError.
+
+    While ``control`` is not empty, exactly those tokens come next, through ``preview_control``: the thinking
+    budget is used up and the canonical close is due. ``licence()`` is how many tokens may come before that.
+    ``text``, ``thinking``, ``tool_calls``, ``token_ids``, ``logprobs`` and ``thinking_tokens`` (tokens that
+    began inside the thinking, forced ones included) describe what is committed.
+    """
+
+    def __init__(
+        self, protocol: OutputProtocol, prompt: PreparedPrompt, options: RequestOptions, max_tokens: int
+    ) -> None:
+        self._protocol = protocol
+        self._prompt = prompt
+        self._max_tokens = max_tokens
+        self._stop_ids = frozenset(options.stop_token_ids) | (frozenset() if options.ignore_eos else protocol.stop_ids)
+        self._budget = _thinking_budget(options, max_tokens, len(protocol.close_tokens))
+        self._decoder = Decoder(
+            envelope=Envelope(prompt.tools) if prompt.tools else None,
+            stops=options.stop,
+            stop_in_thinking=options.thinking_stop,
+            thinking=prompt.start_channel == "thinking",
+        )
+        self._decoder.resume(prompt.continuation.decode())
+        self._count = _Count()
+        self._round: _Round | None = None
+        self._finished = False
+        self._said: dict[Channel, list[str]] = {"thinking": [], "content": []}
+        self._calls: list[ToolCall] = []
+        self._tokens: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._unsaid: list[tuple[int, TokenLogprob | None]] = []
+
+    # -- committed facts -------------------------------------------------------------------------------------
+
+    @property
+    def text(self) -> str:
+        return "".join(self._said["content"])
+
+    @property
+    def thinking(self) -> str:
+        return "".join(self._said["thinking"])
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        return tuple(self._calls)
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return tuple(self._tokens)
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...]:
+        return tuple(self._logprobs)
+
+    @property
+    def thinking_tokens(self) -> int:
+        return self._count.thinking
+
+    @property
+    def control(self) -> tuple[int, ...]:
+        if self._left() != 0:
+            return ()
+        return self._protocol.close_tokens[: self._max_tokens - self._count.produced]
+
+    def licence(self) -> int | None:
+        """Tokens that may be produced before a forced close is due; None: no such limit. Not during a preview."""
+        if self._round is not None:
+            raise InvariantError("licence() during a preview")
+        return self._left()
+
+    def _left(self) -> int | None:
+        if self._budget is None or not self._decoder.thinking or self._count.ending is not None:
+            return None
+        return self._budget - self._count.thinking
+
+    # -- transaction -----------------------------------------------------------------------------------------
+
+    def preview(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] | None = None) -> Preview:
+        """Read sampled tokens. ``logprobs``: one for each, if the request asked for them.
+
+        The accepted prefix ends at a stop id, at the token that completes a stop string, or at the output
+        budget.
+        """
+        self._check_open(tokens)
+        if self.control:
+            raise InvariantError("sampled tokens while a forced close is due")
+        if logprobs is not None and len(logprobs) != len(tokens):
+            raise InvariantError(f"{len(logprobs)} logprobs for {len(tokens)} tokens")
+        work = self._fork()
+        for i, token in enumerate(tokens):
+            if self._budget is not None and work.decoder.thinking and work.count.thinking >= self._budget:
+                raise InvariantError("the tokens pass the thinking budget")
+            self._read(work, int(token), logprobs[i] if logprobs else None, stop=token in self._stop_ids)
+            if work.count.ending is not None:
+                break
+        return self._close_round(work)
+
+    def preview_control(self, tokens: Sequence[int]) -> Preview:
+        """Read the forced tokens; they must be ``control``. They stop nothing and count as output."""
+        self._check_open(tokens)
+        if tuple(tokens) != self.control:
+            raise InvariantError("forced tokens are not the ones that are due")
+        work = self._fork()
+        for token in tokens:
+            self._read(work, int(token), None, stop=False)
+        return self._close_round(work)
+
+    def commit(self) -> list[Delta | ToolCallEvent]:
+        """Make the preview part of the answer. Returns its events, in order."""
+        work = self._round
+        if work is None:
+            raise InvariantError("commit without a preview")
+        self._round = None
+        return self._adopt(work)
+
+    def discard(self) -> None:
+        """Forget the preview; everything is as before it."""
+        if self._round is None:
+            raise InvariantError("discard without a preview")
+        self._round = None
+
+    def finish(self, reason: FinishReason) -> list[Delta | ToolCallEvent]:
+        """End the answer and release what is held back. Nothing is left if a committed preview ended it."""
+        if self._round is not None or self._finished:
+            raise InvariantError("finish during a preview, or twice")
+        self._finished = True
+        if self._count.ending is not None:
+            return []
+        work = self._fork()
+        work.count.ending = (reason, None)
+        self._say(work, work.decoder.finish(complete=reason in ("stop", "tool_calls")))
+        return self._adopt(work)
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    def _check_open(self, tokens: Sequence[int]) -> None:
+        if self._round is not None:
+            raise InvariantError("a preview is open")
+        if self._finished or self._count.ending is not None:
+            raise InvariantError("the answer has ended")
+        if not len(tokens) or not all(0 <= token < len(self._protocol.shown) for token in tokens):
+            raise InvariantError(f"cannot preview tokens {list(tokens)!r}")
+
+    def _fork(self) -> _Round:
+        return _Round(copy.copy(self._decoder), copy.copy(self._count), unsaid=list(self._unsaid))
+
+    def _read(self, work: _Round, token: int, logprob: TokenLogprob | None, *, stop: bool) -> None:
+        """Take one token in: its text, its place in the budgets, the end it may bring."""
+        count, decoder = work.count, work.decoder
+        was_thinking = decoder.thinking
+        work.tokens.append(token)
+        work.unsaid.append((token, logprob))
+        if logprob is not None:
+            work.logprobs.append(logprob)
+        count.produced += 1
+        count.thinking += was_thinking
+        if stop:
+            count.ending = ("stop", "eos" if token in self._protocol.stop_ids else "stop_token")
+        else:
+            self._say(work, decoder.feed(self._protocol.shown[token]))
+            if decoder.stopped:
+                count.ending = ("stop", "stop_string")
+            self._watch_close(work, token, closed=was_thinking and not decoder.thinking)
+        if count.ending is None and count.produced >= self._max_tokens:
+            count.ending = ("length", "max_tokens")
+
+    def _close_round(self, work: _Round) -> Preview:
+        count = work.count
+        if count.ending is not None:
+            natural = count.ending[0] == "stop"
+            self._say(work, work.decoder.finish(complete=natural))
+            if natural:
+                why = "stop_string" if work.decoder.stopped else count.ending[1]
+                count.ending = ("tool_calls" if count.calls else "stop", why)
+        self._round = work
+        return Preview(len(work.tokens), count.ending, tuple(work.boundaries))
+
+    def _say(self, work: _Round, pieces: Sequence[Piece]) -> None:
+        """Turn released pieces into events. Each token goes with the first event after it."""
+        for piece in pieces:
+            since, work.unsaid = work.unsaid, []
+            if isinstance(piece, RawCall):
+                work.events.append(ToolCallEvent(work.count.calls, self._tool_call(work.count.calls, piece)))
+                work.count.calls += 1
+                continue
+            channel, text = piece
+            tokens = tuple(token for token, _ in since)
+            scores = tuple(score for _, score in since if score is not None)
+            last = work.events[-1] if work.events else None
+            if isinstance(last, Delta) and last.channel == channel:
+                text, tokens, scores = last.text + text, last.token_ids + tokens, last.logprobs + scores
+                work.events.pop()
+            work.events.append(Delta(channel, text, tokens, scores))
+
+    def _tool_call(self, index: int, call: RawCall) -> ToolCall:
+        written = json.dumps(call.arguments, ensure_ascii=False, separators=(",", ":"))
+        seed = repr((index, call.name, written)).encode()
+        key = self._prompt.digest.chain[-1] + self._prompt.tokens[-64:].tobytes()
+        digest = hashlib.blake2b(seed + key, digest_size=12).hexdigest()
+        return ToolCall(id=f"call_{digest}", name=call.name, arguments=call.arguments, arguments_json=written)
+
+    # -- reconstruction --------------------------------------------------------------------------------------
+
+    def _watch_close(self, work: _Round, token: int, *, closed: bool) -> None:
+        """Report the position behind the canonical close, if a later prompt reaches it with these very tokens."""
+        count, frontiers = work.count, self._protocol.frontiers
+        if closed and token == frontiers.think_close and self._protocol.replays_thinking:
+            count.close_at = count.produced - 1
+        if count.close_at is None or count.produced < count.close_at + 1 + len(frontiers.tail):
+            return
+        generated = [*self._tokens, *work.tokens]
+        if frontiers.closes(generated, count.close_at) and self._renders_alike(work, generated):
+            work.boundaries.append(len(work.tokens))
+        count.close_at = None
+
+    def _renders_alike(self, work: _Round, generated: list[int]) -> bool:
+        """Whether the history's text of this thinking, encoded, is what the prompt and the model spelled."""
+        opening = np.flatnonzero(self._prompt.tokens == self._protocol.frontiers.think_open)
+        if not opening.size or not self._protocol.frontiers.opens_turn(self._prompt.tokens, int(opening[-1])):
+            return False
+        said = [event.text for event in work.events if isinstance(event, Delta) and event.channel == "thinking"]
+        thinking = "".join([*self._said["thinking"], *said]).strip()
+        spelled = [*self._prompt.tokens[opening[-1] :].tolist(), *generated]
+        return self._protocol.tokenizer.encode(f"{THINK_OPEN}\n{thinking}{CANONICAL_CLOSE}") == spelled
+
+    # -- committing ------------------------------------------------------------------------------------------
+
+    def _adopt(self, work: _Round) -> list[Delta | ToolCallEvent]:
+        self._decoder, self._count, self._unsaid = work.decoder, work.count, work.unsaid
+        self._tokens += work.tokens
+        self._logprobs += work.logprobs
+        for event in work.events:
+            if isinstance(event, Delta):
+                self._said[event.channel].append(event.text)
+            else:
+                self._calls.append(event.call)
+        return work.events
+
+
+def _thinking_budget(options: RequestOptions, max_tokens: int, close: int) -> int | None:
+    """Tokens of thinking before the close is forced. Room for the close is kept, where the output has any."""
+    if options.thinking_budget is None:
+        return None
+    return min(options.thinking_budget, max_tokens - close if max_tokens >= close else max_tokens)

@@ -1,0 +1,176 @@
+"""``ninfer bench``: what an engine does on this machine, measured through its public API."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from ninfer.inputs import TokenPrompt
+from ninfer.options import EngineOptions, SamplingParams
+from ninfer.results import Delta, GenerationResult
+
+WARMUP_TOKENS = 8
+
+
+def add_commands(commands: Any) -> None:
+    p = commands.add_parser("bench", help="measure speed on this machine", description=bench.__doc__)
+    what = p.add_mutually_exclusive_group(required=True)
+    what.add_argument("artifact", nargs="?", help="path of the .ninfer entry file")
+    what.add_argument("--synthetic", metavar="GEOMETRY", help="random weights of this geometry, e.g. 0.8b")
+    p.add_argument("--recipe", default="q8", help="number formats of --synthetic weights (default q8)")
+    p.add_argument("--device", default="auto", help="auto or cpu")
+    p.add_argument("--prompt", type=int, default=512, metavar="N", help="tokens of the prefill measurement")
+    p.add_argument("--tokens", type=int, default=64, metavar="N", help="decoded tokens a request")
+    p.add_argument("--batches", default="1,2,4,8", metavar="B,...", help="decode batch sizes")
+    p.add_argument("--json", metavar="FILE", help="also write the figures as JSON; - is standard output")
+    p.set_defaults(command=bench)
+
+
+def bench(arguments: argparse.Namespace) -> int:
+    """Time to first token, prefill and decode speed by batch size, decode bytes against memory bandwidth, and the
+    longest gap a running request sees while others prefill. Random prompts, greedy, stop tokens ignored."""
+    from ninfer.engine import Engine
+
+    sizes = [int(b) for b in arguments.batches.split(",")]
+    source: Any = arguments.artifact
+    if arguments.synthetic:
+        from ninfer.models.qwen3_5.synthetic import synthetic_source
+
+        source = synthetic_source(arguments.synthetic, arguments.recipe)
+    options = EngineOptions(
+        device=arguments.device,
+        max_concurrency=max(sizes),
+        max_context=max(arguments.prompt, WARMUP_TOKENS) + arguments.tokens + 64,
+        kv_capacity="auto",
+    )
+    started = time.perf_counter()
+    with Engine(source, options) as engine:
+        start_seconds = time.perf_counter() - started
+        run = _Runs(engine, arguments.tokens)
+        run.decode(1)  # warm-up
+        bandwidth = engine.memory_bandwidth()
+        figures: dict[str, Any] = {
+            "model": engine.model_name,
+            "device": repr(engine),
+            "start_seconds": start_seconds,
+            "bandwidth_bytes_per_second": bandwidth,
+            "ttft_seconds": run.first_token(16),
+            "prefill": {"tokens": arguments.prompt, "tokens_per_second": run.prefill(arguments.prompt)},
+            "decode": [_decode(run, size, bandwidth) for size in sizes],
+            "gap_seconds": run.gap(arguments.prompt) if max(sizes) > 1 else None,
+        }
+    print(_table(figures), file=sys.stderr if arguments.json == "-" else sys.stdout)
+    if arguments.json:
+        text = json.dumps(figures, indent=2)
+        if arguments.json == "-":
+            print(text)
+        else:
+            with open(arguments.json, "w") as file:
+                file.write(text + "\n")
+    return 0
+
+
+def _decode(run: _Runs, size: int, bandwidth: float) -> dict[str, Any]:
+    rate, moved, rounds = run.decode(size)
+    per_round = size / rate
+    return {
+        "batch": size,
+        "tokens_per_second": rate,
+        "round_seconds": per_round,
+        "bytes_per_round": moved / rounds,
+        "bandwidth_ratio": moved / rounds / per_round / bandwidth,
+    }
+
+
+class _Runs:
+    """Measured requests on one engine."""
+
+    def __init__(self, engine: Any, tokens: int) -> None:
+        self.engine = engine
+        self.tokens = tokens
+        self.random = random.Random(0)
+        self.greedy = SamplingParams(temperature=0)
+
+    def prompt(self, length: int) -> TokenPrompt:
+        return TokenPrompt([self.random.randrange(256) for _ in range(length)])
+
+    def submit(self, length: int, tokens: int) -> Any:
+        return self.engine.submit(
+            self.prompt(length), max_tokens=tokens, sampling=self.greedy, ignore_eos=True, block=True
+        )
+
+    def first_token(self, length: int) -> float:
+        """Median seconds from submit to the first committed token."""
+        return statistics.median(self.submit(length, 1).result().timings.ttft for _ in range(5))
+
+    def prefill(self, length: int) -> float:
+        """Prompt tokens per second of one request."""
+        seconds = statistics.median(self.submit(length, 1).result().timings.prefill for _ in range(3))
+        return length / seconds
+
+    def decode(self, size: int) -> tuple[float, int, int]:
+        """Tokens per second of ``size`` requests that decode together; bytes moved and rounds of the whole run."""
+        before = self.engine.stats().memory
+        handles = [self.submit(WARMUP_TOKENS, self.tokens) for _ in range(size)]
+        results = [handle.result() for handle in handles]
+        after = self.engine.stats().memory
+        seconds = max(result.timings.decode for result in results)
+        tokens = sum(result.usage.completion_tokens - 1 for result in results)
+        moved, rounds = (after[name] - before.get(name, 0) for name in ("decode_bytes", "decode_rounds"))
+        return tokens / seconds, moved, rounds
+
+    def gap(self, length: int) -> dict[str, float]:
+        """Median and longest pause between tokens of a request while prompts of ``length`` tokens prefill beside it."""
+        pauses: list[float] = []
+        handle = self.submit(WARMUP_TOKENS, 2 * self.tokens)
+
+        def watch() -> None:
+            pauses.extend(_pauses(handle))
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        others = [self.submit(length, 2) for _ in range(3)]
+        for other in others:
+            other.result()
+        watcher.join()
+        return {"median": statistics.median(pauses), "longest": max(pauses)}
+
+
+def _pauses(events: Any) -> Iterator[float]:
+    last = None
+    for event in events:
+        if isinstance(event, Delta | GenerationResult):
+            now = time.perf_counter()
+            if last is not None:
+                yield now - last
+            last = now
+
+
+def _table(figures: dict[str, Any]) -> str:
+    prefill, bandwidth = figures["prefill"], figures["bandwidth_bytes_per_second"]
+    lines = [
+        figures["device"],
+        f"start {figures['start_seconds']:.2f} s, memory bandwidth {bandwidth / 1e9:.1f} GB/s",
+        f"first token {figures['ttft_seconds'] * 1e3:.1f} ms",
+        f"prefill {prefill['tokens_per_second']:,.0f} tok/s at {prefill['tokens']} tokens",
+        f"{'batch':>5} {'tok/s':>9} {'ms/round':>9} {'MB/round':>9} {'of bandwidth':>12}",
+    ]
+    for row in figures["decode"]:
+        lines.append(
+            f"{row['batch']:>5} {row['tokens_per_second']:>9,.1f} {row['round_seconds'] * 1e3:>9.3f}"
+            f" {row['bytes_per_round'] / 1e6:>9.1f} {row['bandwidth_ratio']:>12.1%}"
+        )
+    gap = figures["gap_seconds"]
+    if gap:
+        lines.append(
+            f"gap between tokens while prompts of {figures['prefill']['tokens']} tokens prefill: median"
+            f" {gap['median'] * 1e3:.2f} ms, longest {gap['longest'] * 1e3:.2f} ms"
+        )
+    return "\n".join(lines)

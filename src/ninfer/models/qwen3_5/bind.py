@@ -1,0 +1,280 @@
+"""An artifact becomes a model: everything is checked first, then only the selected components are made resident.
+
+A stored object is handed to the device once, whole, and every parameter in it becomes row segments of it. A parameter
+whose parts do not fall on row boundaries is decoded into a matrix of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ninfer.artifact import Artifact, EncodedTensor
+from ninfer.artifact.directory import DIVISOR_ROLE
+from ninfer.artifact.formats import f32_to_bf16
+from ninfer.artifact.layouts import Bytes, align_up
+from ninfer.contract import ITEM_BYTES, Arena, Buffer, Device
+from ninfer.errors import ArtifactError, InvalidRequest
+from ninfer.models.qwen3_5.config import FULL, Dense, MtpConfig, TextConfig, parse_mtp, parse_text, parse_vision
+from ninfer.models.qwen3_5.parameters import ParameterSpec, mtp_parameters, text_parameters, vision_parameters
+from ninfer.models.qwen3_5.weights import (
+    AttentionWeights,
+    Block,
+    DenseWeights,
+    GdnWeights,
+    Model,
+    MoeWeights,
+    MtpWeights,
+)
+from ninfer.ops import Bank, Matrix, Segment, Stored
+
+RESOURCES = {
+    "text": ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"),
+    "vision": ("preprocessor_config.json", "video_preprocessor_config.json"),
+}
+"""Roles a component must carry when it is used."""
+
+_DTYPE = {"bf16": "bf16", "fp32": "f32"}
+_ALIGN = 256
+
+LoadProgress = Callable[[int, int], None]
+"""Called as (bytes resident, bytes in all)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The configs of the selected components, and every parameter they need."""
+
+    text: TextConfig
+    mtp: MtpConfig | None
+    parameters: tuple[ParameterSpec, ...]
+
+
+def check(artifact: Artifact, components: Sequence[str] = ("text",)) -> Selection:
+    """Whether the components "text", "mtp", "vision" can be bound: configs, resources, parameters, uses, divisors.
+
+    Raises ArtifactError naming the component, parameter or use. Reads no weight bytes. Parameters and uses that no
+    selected component needs are ignored.
+    """
+    selection = _select(artifact, components)
+    checked: set[str] = set()
+    for spec in selection.parameters:
+        artifact.check(spec.name, spec.shape)
+        parts = artifact.binding(spec.name).parts
+        for object_id in {part.object for part in parts} - checked:
+            artifact.geometry(object_id)
+            checked.add(object_id)
+        formats = {artifact.geometry(part.object).format.name for part in parts}
+        if spec.kind == "direct" and formats != {spec.format}:
+            found = ", ".join(sorted(formats))
+            raise _error(artifact, f"stored as {found}, must be {spec.format}", f"bindings[{spec.name!r}]")
+        if spec.kind != "direct" and "int32" in formats:
+            raise _error(artifact, "int32 cannot store a matrix", f"bindings[{spec.name!r}]")
+        for site in spec.uses:
+            _check_use(artifact, spec.name, site)
+    return selection
+
+
+def _select(artifact: Artifact, components: Sequence[str]) -> Selection:
+    records = artifact.directory.components
+    for name in ("text", *components):
+        where = f"components.{name}"
+        if name not in records:
+            raise _error(artifact, "no such component", where)
+        if name != "text" and records[name].target != "text":
+            raise _error(artifact, f"target is {records[name].target!r}, must be 'text'", f"{where}.target")
+        for role in RESOURCES.get(name, ()):
+            if role not in records[name].resources:
+                raise _error(artifact, "required resource is missing", f"{where}.resources.{role}")
+    companions = tuple(name for name in components if name == "mtp")
+    try:
+        text = parse_text(records["text"].config, mtp="mtp" in components)
+        mtp = parse_mtp(records["mtp"].config, text) if "mtp" in components else None
+        parameters = list(text_parameters(text, companions))
+        if mtp:
+            parameters += mtp_parameters(text)
+        if "vision" in components:
+            parameters += vision_parameters(parse_vision(records["vision"].config), text.hidden_size)
+    except ArtifactError as error:
+        raise _error(artifact, error.reason, error.where) from None
+    return Selection(text, mtp, tuple(parameters))
+
+
+def _check_use(artifact: Artifact, parameter: str, site: str) -> None:
+    where = f"uses[{parameter!r}, {site!r}]"
+    use = artifact.directory.uses.get((parameter, site))
+    if use is None:
+        raise _error(artifact, "needed use is missing", where)
+    if use.activation_policy is None:
+        raise _error(artifact, "needs an activation policy", f"{where}.activation_policy")
+    for role, binding in use.auxiliaries.items():
+        if role != DIVISOR_ROLE:
+            raise _error(artifact, "unknown auxiliary role", f"{where}.auxiliaries.{role}")
+        values = artifact.decode(binding).reshape(-1)
+        if values.dtype != np.float32 or values.size != 1 or not (np.isfinite(values[0]) and values[0] > 0):
+            raise _error(artifact, "must be one positive finite fp32 number", f"{where}.auxiliaries.{role}")
+
+
+def _error(artifact: Artifact, message: str, where: str) -> ArtifactError:
+    return ArtifactError(message, path=artifact.source.name, where=where)
+
+
+def bind(
+    artifact: Artifact,
+    device: Device,
+    components: Sequence[str] = ("text",),
+    progress: LoadProgress | None = None,
+) -> Model:
+    """Check the components "text" and, if asked for, "mtp", and make their weights resident on the device.
+
+    Raises ArtifactError as ``check`` does, before anything is loaded, and OutOfDeviceMemory.
+    """
+    if unknown := set(components) - {"text", "mtp"}:
+        raise InvalidRequest(f"cannot bind {sorted(unknown)}", field="components")
+    selection = check(artifact, components)
+    loader = _Loader(artifact, device, selection.parameters, progress)
+    config = selection.text
+    model = Model(
+        config=config,
+        embedding=loader.matrix("text/token_embedding"),
+        blocks=tuple(_block(loader, config, f"text/layers/{i}/", kind) for i, kind in enumerate(config.layer_types)),
+        final_norm=loader.vector("text/final_norm"),
+        head=loader.matrix("text/output_head"),
+        mtp=_mtp(loader, config) if selection.mtp else None,
+        nbytes=loader.total,
+    )
+    loader.finish()
+    return model
+
+
+def _mtp(load: _Loader, config: TextConfig) -> MtpWeights:
+    return MtpWeights(
+        projection=load.matrix("mtp/input_projection"),
+        embedding_norm=load.vector("mtp/embedding_norm"),
+        hidden_norm=load.vector("mtp/hidden_norm"),
+        block=_block(load, config, "mtp/layers/0/", FULL),
+        final_norm=load.vector("mtp/final_norm"),
+    )
+
+
+def _block(load: _Loader, config: TextConfig, p: str, kind: str) -> Block:
+    return Block(
+        input_norm=load.vector(f"{p}input_norm"),
+        mixer=_attention(load, f"{p}attention/") if kind == FULL else _gdn(load, f"{p}gdn/"),
+        post_norm=load.vector(f"{p}post_attention_norm"),
+        ffn=_swiglu(load, f"{p}mlp/") if isinstance(config.ffn, Dense) else _moe(load, f"{p}moe/", config.ffn.experts),
+    )
+
+
+def _attention(load: _Loader, p: str) -> AttentionWeights:
+    query, key, value, gate, output = load.matrices(p, ("query", "key", "value", "gate", "output"))
+    return AttentionWeights(query, key, value, gate, output, load.vector(f"{p}query_norm"), load.vector(f"{p}key_norm"))
+
+
+def _gdn(load: _Loader, p: str) -> GdnWeights:
+    query, key, value, z, a, b, output = load.matrices(
+        p, ("query", "key", "value", "z", "a_projection", "b_projection", "output")
+    )
+    convolution, a_log, dt_bias, norm = (load.vector(p + name) for name in ("convolution", "a_log", "dt_bias", "norm"))
+    return GdnWeights(query, key, value, z, a, b, output, convolution, a_log, dt_bias, norm)
+
+
+def _swiglu(load: _Loader, p: str) -> DenseWeights:
+    return DenseWeights(*load.matrices(p, ("gate", "up", "down")))
+
+
+def _moe(load: _Loader, p: str, experts: int) -> MoeWeights:
+    gate, up, down = (
+        load.matrices(p, [f"experts/{e}/{name}" for e in range(experts)]) for name in ("gate", "up", "down")
+    )
+    router, shared_score = load.matrices(p, ("router", "shared_score"))
+    return MoeWeights(router, shared_score, Bank(gate, up, down), _swiglu(load, f"{p}shared/"))
+
+
+class _Loader:
+    """Makes objects resident once, and direct parameters in one arena. ``total``: bytes of both."""
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        device: Device,
+        parameters: Iterable[ParameterSpec],
+        progress: LoadProgress | None,
+    ) -> None:
+        self._artifact = artifact
+        self._device = device
+        self._progress = progress
+        self._specs = {spec.name: spec for spec in parameters}
+        self._stored: dict[str, Stored] = {}
+        self._uploads: list[Bytes] = []
+        self._done = 0
+        self._offsets: dict[str, int] = {}
+        cursor = 0
+        objects: set[str] = set()
+        for spec in self._specs.values():
+            if spec.format is not None:
+                self._offsets[spec.name] = cursor
+                cursor = align_up(cursor + math.prod(spec.shape) * ITEM_BYTES[_DTYPE[spec.format]], _ALIGN)
+            else:
+                objects.update(part.object for part in artifact.binding(spec.name).parts)
+        self._arena: Arena = device.arena(max(cursor, _ALIGN))
+        self.total = cursor + sum(artifact.geometry(object_id).nbytes for object_id in objects)
+
+    def vector(self, name: str) -> Buffer:
+        """A direct parameter in its own shape and format."""
+        spec = self._specs[name]
+        assert spec.format is not None
+        word = ITEM_BYTES[_DTYPE[spec.format]]
+        data = np.concatenate(
+            [parent.data[begin * word : end * word] for parent, begin, end in self._artifact.parts(name)]
+        )
+        buffer = self._arena.buffer(self._offsets[name], spec.shape, _DTYPE[spec.format])
+        words = data.view(np.uint16 if spec.format == "bf16" else np.float32).reshape(spec.shape)
+        self._device.upload(buffer, words)
+        self._uploads.append(data)
+        self._advance(align_up(data.nbytes, _ALIGN))
+        return buffer
+
+    def matrix(self, name: str) -> Matrix:
+        """A matrix parameter as row segments of resident objects."""
+        rows, columns = self._specs[name].shape
+        segments = []
+        for parent, begin, end in self._artifact.parts(name):
+            if len(parent.shape) != 2 or parent.shape[1] != columns or begin % columns or end % columns:
+                return self._device.ops.matrix([Segment(self._decoded(name, rows, columns), 0, rows)])
+            segments.append(Segment(self._resident(parent), begin // columns, end // columns))
+        return self._device.ops.matrix(segments)
+
+    def matrices(self, prefix: str, names: Sequence[str]) -> tuple[Matrix, ...]:
+        return tuple(self.matrix(prefix + name) for name in names)
+
+    def finish(self) -> None:
+        """Wait until the device has taken every byte."""
+        event = self._device.event()
+        event.record()
+        event.wait()
+        self._uploads.clear()
+        self._advance(self.total - self._done)
+
+    def _resident(self, parent: EncodedTensor) -> Stored:
+        if parent.id not in self._stored:
+            rows, columns = parent.shape
+            self._stored[parent.id] = Stored(parent.format, (rows, columns), self._device.weights(parent.data))
+            self._advance(parent.data.nbytes)
+        return self._stored[parent.id]
+
+    def _decoded(self, name: str, rows: int, columns: int) -> Stored:
+        """A copy of scattered elements: bf16 where that loses nothing, else fp32."""
+        values = np.ascontiguousarray(self._artifact.decode(name, (rows, columns)), np.float32)
+        exact = not (values.view(np.uint32) & 0xFFFF).any()
+        words = f32_to_bf16(values) if exact else values
+        data = self._device.weights(words.reshape(-1).view(np.uint8))
+        return Stored("bf16" if exact else "fp32", (rows, columns), data)
+
+    def _advance(self, nbytes: int) -> None:
+        self._done += nbytes
+        if self._progress is not None and nbytes:
+            self._progress(self._done, self.total)

@@ -1,0 +1,197 @@
+"""The fixed call order of one forward pass, over a workspace planned once.
+
+A pass reads tokens and leaves the residual stream in ``Workspace.x``::
+
+    x = embedding[token]
+    each layer:  x += mixer(norm1(x));  x += ffn(norm1(x))
+    hidden = norm1(x);  logits = hidden W_head^T
+
+Nothing here looks into a buffer or allocates one, so a pass of given ``(B, W)`` is the same sequence of device work
+every time and can be recorded.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ninfer.contract import Buffer, Device, Scope
+from ninfer.models.qwen3_5.config import Moe, TextConfig
+from ninfer.models.qwen3_5.weights import AttentionWeights, DenseWeights, GdnWeights, Model, MoeWeights
+from ninfer.ops import GdnRecord, GdnState, KVPlanes, Ops, Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """Buffers of a mixture of experts: normalised input [T, H], chosen experts [T, k] and their weights, the shared
+    expert's gate [T], the experts' products [T, k, I]."""
+
+    u: Buffer
+    ids: Buffer
+    weights: Buffer
+    shared: Buffer
+    product: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Buffers of one pass, reused by every layer; each holds ``tokens`` rows of the widest layer kind that uses it."""
+
+    x: Buffer
+    query: Buffer
+    key: Buffer
+    value: Buffer
+    gate: Buffer
+    a: Buffer
+    b: Buffer
+    mixed: Buffer
+    product: Buffer
+    routing: Routing | None
+    scratch: Buffer
+
+
+def plan_workspace(config: TextConfig, scope: Scope, device: Device, tokens: int, context: int) -> Workspace:
+    """The workspace of passes with ``B*W <= tokens`` over at most ``context`` cached positions."""
+    H, s, g, ffn = config.hidden_size, config.attention, config.gdn, config.ffn
+    queries, keys = (s.hq * s.hd, s.hk * s.hd) if s else (1, 1)
+    nv, gdn_keys, gdn_values = (g.nv, g.nk * g.dk, g.nv * g.dv) if g else (1, 1, 1)
+    scratch = max(
+        device.ops.norm_scratch(tokens, H),
+        device.ops.attention_scratch(tokens, context, s) if s else 0,
+        device.ops.gdn_scratch(tokens, g) if g else 0,
+        1,
+    )
+
+    def rows(*shape: int, dtype: str = device.activation) -> Buffer:
+        return scope.buffer("workspace", (tokens, *shape), dtype)
+
+    routing = None
+    if isinstance(ffn, Moe):
+        k = ffn.selected
+        routing = Routing(rows(H), rows(k, dtype="i32"), rows(k, dtype="f32"), rows(dtype="f32"), rows(k, ffn.width))
+    return Workspace(
+        x=rows(H),
+        query=rows(max(queries, gdn_keys)),
+        key=rows(max(keys, gdn_keys)),
+        value=rows(max(keys, gdn_values)),
+        gate=rows(max(queries, gdn_values)),
+        a=rows(nv),
+        b=rows(nv),
+        mixed=rows(max(queries, gdn_values)),
+        product=rows(ffn.shared_width if isinstance(ffn, Moe) else ffn.width),
+        routing=routing,
+        scratch=scope.buffer("workspace", (scratch,), "u8"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """What every layer of one pass shares; ``x`` is the residual stream [T, H]."""
+
+    ops: Ops
+    config: TextConfig
+    ws: Workspace
+    rows: Rows
+    x: Buffer
+
+    @property
+    def tokens(self) -> int:
+        return self.x.shape[0]
+
+
+def forward(
+    ops: Ops,
+    model: Model,
+    ws: Workspace,
+    rows: Rows,
+    kv: Sequence[KVPlanes],
+    state: Sequence[GdnState],
+    record: Sequence[GdnRecord] | None = None,
+) -> None:
+    """Run the rows through all layers; the residual of token ``i`` ends in ``ws.x[i]``.
+
+    kv, state, record: one entry per full-attention or linear-attention layer, in layer order. Keys and values are
+    appended at once; the recurrent state advances in place, or stays untouched and is recorded where ``record`` is
+    given (``fold`` commits it).
+    """
+    p = _Pass(ops, model.config, ws, rows, ws.x.head(rows.B * rows.W, model.config.hidden_size))
+    planes, states, records = iter(kv), iter(state), iter(record) if record else itertools.repeat(None)
+    ops.embed(p.x, model.embedding, rows.tokens)
+    for block in model.blocks:
+        if isinstance(block.mixer, AttentionWeights):
+            _attention(p, block.input_norm, block.mixer, next(planes))
+        else:
+            _gdn(p, block.input_norm, block.mixer, next(states), next(records))
+        if isinstance(block.ffn, DenseWeights):
+            _swiglu(p, p.x, block.post_norm, block.ffn)
+        else:
+            _moe(p, block.post_norm, block.ffn)
+
+
+def fold(
+    ops: Ops,
+    config: TextConfig,
+    state: Sequence[GdnState],
+    record: Sequence[GdnRecord],
+    accepted: Buffer,
+    rows: Rows,
+) -> None:
+    """Advance the recurrent state by the first ``accepted`` i32 [B] columns of a recorded pass."""
+    for layer, columns in zip(state, record, strict=True):
+        assert config.gdn is not None
+        ops.gdn_fold(layer, columns, accepted, rows, config.gdn)
+
+
+def hidden(ops: Ops, model: Model, ws: Workspace, index: Buffer | None, out: Buffer) -> None:
+    """Final hidden states act [n, H] of the last pass's tokens ``index`` i32 [n], or of its first n tokens."""
+    x = ws.x if index is not None else ws.x.head(*out.shape)
+    ops.final_norm(out, x, model.final_norm, index, model.config.eps)
+
+
+def logits(ops: Ops, model: Model, hidden: Buffer, out: Buffer) -> None:
+    """Logits f32 [n, V] over the first V stored rows of the head, from final hidden states [n, H]."""
+    ops.head(out, hidden, model.head)
+
+
+def _attention(p: _Pass, norm: Buffer, w: AttentionWeights, kv: KVPlanes) -> None:
+    s, eps, ws = p.config.attention, p.config.eps, p.ws
+    assert s is not None
+    q, gate, out = (lane.head(p.tokens, s.hq * s.hd) for lane in (ws.query, ws.gate, ws.mixed))
+    k, v = (lane.head(p.tokens, s.hk * s.hd) for lane in (ws.key, ws.value))
+    p.ops.norm_project((q, k, v, gate), p.x, norm, (w.query, w.key, w.value, w.gate), eps, ws.scratch)
+    p.ops.attention_prepare(q, k, v, w.query_norm, w.key_norm, kv, p.rows, s, eps)
+    p.ops.attention(out, q, gate, kv, p.rows, s, ws.scratch)
+    p.ops.project_add(p.x, out, w.output)
+
+
+def _gdn(p: _Pass, norm: Buffer, w: GdnWeights, state: GdnState, record: GdnRecord | None) -> None:
+    g, eps, ws = p.config.gdn, p.config.eps, p.ws
+    assert g is not None
+    q, k = (lane.head(p.tokens, g.nk * g.dk) for lane in (ws.query, ws.key))
+    v, z, out = (lane.head(p.tokens, g.nv * g.dv) for lane in (ws.value, ws.gate, ws.mixed))
+    a, b = (lane.head(p.tokens, g.nv) for lane in (ws.a, ws.b))
+    weights = (w.query, w.key, w.value, w.z, w.a, w.b)
+    p.ops.norm_project((q, k, v, z, a, b), p.x, norm, weights, eps, ws.scratch)
+    constants = (w.convolution, w.a_log, w.dt_bias, w.norm)
+    p.ops.gdn(out, (q, k, v), z, a, b, *constants, state, record, p.rows, g, eps, ws.scratch)
+    p.ops.project_add(p.x, out, w.output)
+
+
+def _swiglu(p: _Pass, u: Buffer, norm: Buffer | None, w: DenseWeights, scale: Buffer | None = None) -> None:
+    product = p.ws.product.head(p.tokens, w.gate.rows)
+    p.ops.norm_swiglu(product, u, norm, w.gate, w.up, p.config.eps, p.ws.scratch)
+    p.ops.project_add(p.x, product, w.down, scale)
+
+
+def _moe(p: _Pass, norm: Buffer, w: MoeWeights) -> None:
+    ffn, r = p.config.ffn, p.ws.routing
+    assert r is not None
+    assert isinstance(ffn, Moe)
+    u, shared = r.u.head(*p.x.shape), r.shared.head(p.tokens)
+    ids, weights = (buffer.head(p.tokens, ffn.selected) for buffer in (r.ids, r.weights))
+    product = r.product.head(p.tokens, ffn.selected, ffn.width)
+    p.ops.moe_route(u, ids, weights, shared, p.x, norm, w.router, w.shared_score, p.config.eps)
+    p.ops.moe_swiglu(product, u, ids, w.bank)
+    p.ops.moe_down_add(p.x, product, ids, weights, w.bank)
+    _swiglu(p, u, None, w.shared, shared)

@@ -1,0 +1,92 @@
+"""Bound weights of one model, as values. Matrices are ``[out, in]``; norms are bf16 vectors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ninfer.contract import Buffer
+from ninfer.models.qwen3_5.config import TextConfig
+from ninfer.ops import Bank, Matrix
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionWeights:
+    """A gated full-attention mixer."""
+
+    query: Matrix
+    key: Matrix
+    value: Matrix
+    gate: Matrix
+    output: Matrix
+    query_norm: Buffer
+    key_norm: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class GdnWeights:
+    """A Gated DeltaNet mixer. ``convolution`` bf16 ``[taps, channels]``; ``a_log`` and ``dt_bias`` f32 ``[nv]``."""
+
+    query: Matrix
+    key: Matrix
+    value: Matrix
+    z: Matrix
+    a: Matrix
+    b: Matrix
+    output: Matrix
+    convolution: Buffer
+    a_log: Buffer
+    dt_bias: Buffer
+    norm: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class DenseWeights:
+    """A SwiGLU."""
+
+    gate: Matrix
+    up: Matrix
+    down: Matrix
+
+
+@dataclass(frozen=True, slots=True)
+class MoeWeights:
+    """A router over a bank of experts, and one SwiGLU that every token passes."""
+
+    router: Matrix
+    shared_score: Matrix
+    bank: Bank
+    shared: DenseWeights
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One decoder layer."""
+
+    input_norm: Buffer
+    mixer: AttentionWeights | GdnWeights
+    post_norm: Buffer
+    ffn: DenseWeights | MoeWeights
+
+
+@dataclass(frozen=True, slots=True)
+class MtpWeights:
+    """The multi-token-prediction module; embedding and head are the text model's."""
+
+    projection: Matrix
+    embedding_norm: Buffer
+    hidden_norm: Buffer
+    block: Block
+    final_norm: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The language model and, where selected, its MTP module. ``nbytes``: weight bytes made resident."""
+
+    config: TextConfig
+    embedding: Matrix
+    blocks: tuple[Block, ...]
+    final_norm: Buffer
+    head: Matrix
+    mtp: MtpWeights | None
+    nbytes: int

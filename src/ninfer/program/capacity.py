@@ -1,0 +1,104 @@
+"""How many pages a KV pool gets: what the policy asks, bounded by what fits beside everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ninfer.errors import InvalidRequest, OutOfDeviceMemory
+from ninfer.program.layout import PAGE, PoolKind, pages
+from ninfer.program.licensing import reserved_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class ExplicitKV:
+    """Exactly this many tokens, rounded up to pages."""
+
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class AutomaticKV:
+    """As many pages as fit. headroom_bytes: left free on the device. ceiling_bytes: never take more than this for
+    the whole plan unless a single sequence needs it; None sets no ceiling."""
+
+    headroom_bytes: int = 1 << 30
+    ceiling_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KVCapacityProfile:
+    """logical_pages: pages of one sequence at max_context. pages: physical pages per pool."""
+
+    logical_pages: int
+    pages: dict[PoolKind, int]
+    max_context: int
+
+    def entitlement(self, prompt: int, output: int) -> dict[PoolKind, int]:
+        """Pages a request of ``prompt`` tokens and ``output`` tokens that fit the context is guaranteed."""
+        return {PoolKind.MAIN: pages(reserved_tokens(prompt, output))}
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityReport:
+    """pages per pool, tokens of the main pool, planned_bytes of the whole plan, slack_bytes left of what was free."""
+
+    pages: dict[PoolKind, int]
+    tokens: int
+    planned_bytes: int
+    slack_bytes: int
+
+
+def resolve_capacity(
+    policy: ExplicitKV | AutomaticKV,
+    *,
+    S: int,
+    C: int,
+    Q: int,
+    layout_bytes: Callable[[int], int],
+    free_bytes: int,
+) -> tuple[KVCapacityProfile, CapacityReport]:
+    """Choose the pages M of the main pool.
+
+    S: max_context. C: max_concurrency. Q: pages for retained histories beyond what active requests can claim.
+    ``layout_bytes(m)``: bytes of the whole plan with m pages, non-decreasing. One sequence at its ceiling must fit
+    and every lane gets a page: ``max(L, C) <= M <= C*L + Q``, with L pages per sequence. AutomaticKV takes the largest
+    such M whose plan fits. Errors: InvalidRequest("kv_capacity") for an explicit size outside the range;
+    OutOfDeviceMemory with both numbers when the plan does not fit.
+    """
+    L = pages(S)
+    smallest, largest = max(L, C), C * L + Q
+    if isinstance(policy, ExplicitKV):
+        M = pages(policy.tokens)
+        if policy.tokens < S or not smallest <= M <= largest:
+            raise InvalidRequest(
+                f"{policy.tokens} tokens: expected {max(S, smallest * PAGE - PAGE + 1)}..{largest * PAGE}"
+                f" for max_context {S} and max_concurrency {C}",
+                field="kv_capacity",
+            )
+        budget = free_bytes
+    else:
+        budget = max(0, free_bytes - policy.headroom_bytes)
+        M = _largest(smallest, largest, layout_bytes, _limit(policy, budget, layout_bytes(smallest)))
+    planned = layout_bytes(M)
+    if planned > budget:
+        raise OutOfDeviceMemory(
+            f"the plan needs {planned} bytes, {budget} are free", plan={"total": planned}, free=budget
+        )
+    profile = KVCapacityProfile(L, {PoolKind.MAIN: M}, S)
+    return profile, CapacityReport(profile.pages, M * PAGE, planned, free_bytes - planned)
+
+
+def _limit(policy: AutomaticKV, budget: int, least: int) -> int:
+    return budget if policy.ceiling_bytes is None else min(budget, max(least, policy.ceiling_bytes))
+
+
+def _largest(low: int, high: int, layout_bytes: Callable[[int], int], limit: int) -> int:
+    """The largest m in [low, high] with ``layout_bytes(m) <= limit``, or ``low`` when there is none."""
+    while low < high:
+        middle = (low + high + 1) // 2
+        if layout_bytes(middle) <= limit:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,84 @@
+"""What one page of each KV pool is made of. Every byte count of the cache is a sum over this inventory."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from ninfer.contract import ITEM_BYTES, Shape
+
+PAGE = 64
+"""Tokens of one page, in every pool."""
+
+
+def pages(tokens: int) -> int:
+    """Pages that hold ``tokens`` cache ordinals."""
+    return (tokens + PAGE - 1) // PAGE
+
+
+class PoolKind(enum.Enum):
+    """A set of planes with one page id space, one frontier and one lifetime."""
+
+    MAIN = 0
+    """Keys and values of the text model's full-attention layers."""
+
+
+class KVCodec(enum.Enum):
+    """How a key or value element is stored; the value is its device element type."""
+
+    FP32 = "f32"
+    BF16 = "bf16"
+
+
+class PlaneRole(enum.Enum):
+    K = 0
+    V = 1
+
+
+@dataclass(frozen=True, slots=True)
+class KVGeometry:
+    """What the model caches: attention layers, key/value heads of each, elements of a head."""
+
+    full_attention_layers: int
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneSpec:
+    """One tensor of a pool: ``leading`` elements per token and head."""
+
+    layer: int
+    role: PlaneRole
+    dtype: str
+    leading: int
+    kv_heads: int
+
+    @property
+    def bytes_per_token(self) -> int:
+        return self.leading * self.kv_heads * ITEM_BYTES[self.dtype]
+
+    def shape(self, pages: int) -> Shape:
+        """Row-major shape of the plane: (pages, heads, 64, leading)."""
+        return (pages, self.kv_heads, PAGE, self.leading)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLayout:
+    kind: PoolKind
+    planes: tuple[PlaneSpec, ...]
+
+    @property
+    def page_bytes(self) -> int:
+        """Device bytes of one page: the slice of every plane that a page id selects."""
+        return PAGE * sum(plane.bytes_per_token for plane in self.planes)
+
+
+def build_pool_layouts(geometry: KVGeometry, codec: KVCodec) -> tuple[PoolLayout, ...]:
+    """The pools of a model, in the order every per-pool tuple uses."""
+    planes = tuple(
+        PlaneSpec(layer, role, codec.value, geometry.head_dim, geometry.kv_heads)
+        for layer in range(geometry.full_attention_layers)
+        for role in PlaneRole
+    )
+    return (PoolLayout(PoolKind.MAIN, planes),)

@@ -1,0 +1,20 @@
+"""How far a request may ever write, and how far one unit writes. The first bounds the second: an admitted request
+can always be driven to its output limit inside the pages it reserved."""
+
+from __future__ import annotations
+
+from ninfer.program.layout import PoolKind
+
+
+def reserved_tokens(prompt: int, output: int) -> int:
+    """Tokens a request can ever execute. The last token it emits is never executed."""
+    return prompt + max(output - 1, 0)
+
+
+def unit_touch(frontier: int, width: int) -> dict[PoolKind, int]:
+    """Tokens each pool must map before a unit that executes ``width`` columns from ``frontier`` on.
+
+    The width of a prefill chunk is its length, of a decode row 1 plus its licensed drafts, of forced control its
+    token count. Columns beyond it write nothing.
+    """
+    return {PoolKind.MAIN: frontier + width}

@@ -1,0 +1,92 @@
+"""What Program knows of one active sequence."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ninfer.contract import Handle, PreparedRequest
+from ninfer.program.layout import PoolKind
+from ninfer.program.state import ActiveStateBinding
+
+
+class Phase(enum.Enum):
+    """PREFILL: nothing decided after the prompt yet. DECODE: the last token of the ledger is the anchor, decided and
+    not executed. ENDED: only ``finish`` or ``discard`` may follow."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    ENDED = "ended"
+
+
+@dataclass(slots=True)
+class SequenceRecord:
+    """The ledger has room for prompt and output; ``length`` accepted tokens, of which ``frontier`` are executed.
+
+    lane: row of the penalty counts. slot, row: state slot and block-table row, held for the whole active life. real,
+    whole, seed: sampling parameters as the device reads them. boundaries: ledger lengths at which re-rendering the
+    history reproduces the same tokens.
+    """
+
+    request: PreparedRequest
+    lane: int
+    binding: ActiveStateBinding
+    spaces: dict[PoolKind, Handle]
+    slot: int
+    row: int
+    ledger: npt.NDArray[np.int32]
+    real: tuple[float, ...]
+    whole: tuple[int, ...]
+    seed: tuple[int, int]
+    length: int
+    frontier: int = 0
+    phase: Phase = Phase.PREFILL
+    boundaries: list[int] = field(default_factory=list)
+
+    @property
+    def prompt(self) -> int:
+        return len(self.request.identity.tokens)
+
+    @property
+    def room(self) -> int:
+        """Tokens that may still be decided."""
+        return len(self.ledger) - self.length
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Accept decided tokens."""
+        end = self.length + len(tokens)
+        self.ledger[self.length : end] = tokens
+        self.length = end
+
+
+def new_record(
+    request: PreparedRequest, lane: int, binding: ActiveStateBinding, spaces: dict[PoolKind, Handle],
+    slot: int, row: int,
+) -> SequenceRecord:  # fmt: skip
+    """A sequence whose ledger is the prompt and of which nothing is executed."""
+    prompt, s = request.identity.tokens, request.sampling
+    ledger = np.zeros(len(prompt) + request.effective_output, np.int32)
+    ledger[: len(prompt)] = prompt
+    return SequenceRecord(
+        request=request,
+        lane=lane,
+        binding=binding,
+        spaces=spaces,
+        slot=slot,
+        row=row,
+        ledger=ledger,
+        real=(s.temperature, s.top_p, s.min_p, s.presence_penalty, s.frequency_penalty),
+        whole=(s.top_k, s.logprobs, 0, lane),
+        seed=(s.seed & 0xFFFFFFFF, s.seed >> 32),
+        length=len(prompt),
+    )
+
+
+def prefill_end(record: SequenceRecord, chunk: int) -> int:
+    """Where a prefill unit of up to ``chunk`` tokens ends: it never crosses an execution frontier of the prompt."""
+    end = min(record.frontier + chunk, record.prompt)
+    return min([end, *(f for f in record.request.identity.execution_frontiers if record.frontier < f < end)])

@@ -1,0 +1,178 @@
+"""EngineCore: the worker thread, its mailbox, and whether new requests are taken."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import logging
+import queue
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+from ninfer.contract import ProgramPort, RequestId
+from ninfer.errors import EngineClosed, EngineFailed, NinferError, Overloaded
+from ninfer.runtime.metrics import EngineStats
+from ninfer.runtime.record import RequestRecord
+from ninfer.runtime.response import Outstanding
+from ninfer.runtime.worker import Limits, Worker
+
+log = logging.getLogger("ninfer")
+_running: weakref.WeakSet[EngineCore] = weakref.WeakSet()
+
+
+class EngineCore:
+    """Callers' threads hand requests in; one worker alone touches Program, lanes and records.
+
+    ``teardown`` runs once, on the worker, when every request has ended. ``start`` makes a thread the worker; without
+    it, the caller of ``step`` is.
+    """
+
+    def __init__(
+        self,
+        program: ProgramPort,
+        limits: Limits,
+        *,
+        max_outstanding: int,
+        teardown: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.clock = clock
+        self.outstanding = Outstanding(max_outstanding)
+        self._worker = Worker(program, limits, clock)
+        self._teardown = teardown
+        self._arrivals: deque[RequestRecord] = deque()
+        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._gate = threading.Lock()
+        self._ids = itertools.count(1)
+        self._failure: EngineFailed | None = None
+        self._closing = False
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    # -- any thread ------------------------------------------------------------------------------------------------
+
+    @property
+    def available(self) -> bool:
+        """Whether new requests are taken."""
+        return self._failure is None and not self._closing
+
+    def check_available(self) -> None:
+        """Raise EngineFailed or EngineClosed when new requests are not taken."""
+        if not self.available:
+            raise self._refusal()
+
+    def acquire(self, block: bool) -> None:
+        """Take an outstanding slot. Raises Overloaded when ``block`` is false and there is none."""
+        if not self.outstanding.acquire(block):
+            self.check_available()
+            raise Overloaded(f"{self.outstanding.limit} requests are outstanding")
+
+    def enqueue(self, record: RequestRecord) -> None:
+        """Hand over a request that holds a slot; the order of these calls is the order of the queue."""
+        with self._gate:
+            self.check_available()
+            number = next(self._ids)
+            record.request = replace(record.request, id=RequestId(number), ticket=number)
+            record.queued = self.clock()
+            self._arrivals.append(record)
+        self.wake()
+
+    def wake(self) -> None:
+        """Have the worker look again. Takes no lock: finalizers call it."""
+        self._wakes.put(None)
+
+    def stats(self) -> EngineStats:
+        """The counters and gauges now."""
+        return self._worker.metrics.snapshot(
+            waiting=len(self._worker.scheduler.waiting) + len(self._arrivals),
+            active=len(self._worker.active),
+            outstanding=self.outstanding.in_use,
+        )
+
+    def start(self) -> None:
+        """Run the worker in a thread of its own."""
+        self._thread = threading.Thread(target=self._work, name="ninfer-worker", daemon=True)
+        self._thread.start()
+        _running.add(self)
+
+    def request_close(self) -> None:
+        """Have the worker end every request and then the engine. Returns at once and takes no lock."""
+        if not self._closing:
+            self._closing = True
+            self.outstanding.close()
+            self.wake()
+
+    def close(self) -> None:
+        """End every request with EngineClosed, then run the teardown. Returns when that is done. Idempotent."""
+        self.request_close()
+        if self._thread is None:
+            self._shut_down()
+        elif self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _refusal(self) -> NinferError:
+        """A fresh error, so that each request can carry its own partial result."""
+        if self._failure is not None:
+            return EngineFailed(str(self._failure), cause=self._failure.cause)
+        return EngineClosed("the engine is closed")
+
+    # -- the worker ------------------------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Take what arrived and run one worker boundary. True when the next one has work right away."""
+        try:
+            while self._arrivals:
+                self._worker.accept(self._arrivals.popleft())
+            return self._worker.boundary()
+        except BaseException as error:
+            self._fail(error)
+            return False
+
+    def _work(self) -> None:
+        while not self._closing:
+            if not self.step():
+                self._sleep()
+        self._shut_down()
+
+    def _sleep(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            self._wakes.get(timeout=self._worker.seconds_to_next())
+            while True:
+                self._wakes.get_nowait()
+
+    def _fail(self, cause: BaseException) -> None:
+        """Shared state can no longer be explained: no new requests, and the present ones end with EngineFailed."""
+        message = str(cause) if isinstance(cause, EngineFailed) else f"{type(cause).__name__}: {cause}"
+        log.error("the engine failed", exc_info=cause)
+        with self._gate:
+            self._failure = EngineFailed(message, cause=cause)
+        self.outstanding.close()
+        self._end_everything()
+
+    def _shut_down(self) -> None:
+        with self._gate:
+            if self._closed:
+                return
+            self._closed = True
+        self._end_everything()
+        try:
+            self._teardown()
+        except Exception as error:
+            log.error("closing the model failed", exc_info=error)
+
+    def _end_everything(self) -> None:
+        while self._arrivals:
+            self._worker.adopt(self._arrivals.popleft())
+        self._worker.end_everything(self._refusal)
+
+
+@atexit.register
+def _close_all() -> None:
+    """Stop the workers before the interpreter goes away under them."""
+    for core in tuple(_running):
+        core.close()

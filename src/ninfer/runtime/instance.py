@@ -1,0 +1,117 @@
+"""An opened model: everything behind an engine, built in order and taken down in the opposite one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ninfer.contract import ProgramPort
+from ninfer.errors import ArtifactError, InvalidRequest
+from ninfer.options import EngineOptions
+from ninfer.progress import Meter
+
+if TYPE_CHECKING:
+    from ninfer.artifact import Artifact, ArtifactSource
+    from ninfer.frontend import Frontend, FrontendResources
+
+DEFAULT_CONTEXT = 32768
+DEFAULT_CHUNK = 512
+"""Tokens of one sequence, and of one prefill unit, where the options say nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """max_context: tokens of one sequence. prefill_chunk: tokens of one unit. ``close`` frees everything, once."""
+
+    frontend: Frontend
+    program: ProgramPort
+    model_name: str
+    device_name: str
+    max_context: int
+    prefill_chunk: int
+    close: Callable[[], None]
+    bandwidth: Callable[[], float]
+
+
+def open_instance(artifact: str | os.PathLike[str] | ArtifactSource, options: EngineOptions) -> Instance:
+    """Read an artifact, make its language model resident and plan everything that requests will need.
+
+    A source handed in stays its owner's to close. Raises ArtifactError, InvalidRequest naming an option that this model
+    or machine cannot honour, OutOfDeviceMemory; what had been opened by then is closed again.
+    """
+    from ninfer._cpu.device import CpuDevice
+    from ninfer._cpu.kernel import compile_all
+    from ninfer.artifact import Artifact, open_artifact
+    from ninfer.frontend import Frontend
+    from ninfer.models.qwen3_5.bind import bind, check
+    from ninfer.program import ExplicitKV, KVCodec, QwenText, Shape, open_program
+
+    with ExitStack() as opened:
+        if isinstance(artifact, str | os.PathLike):
+            source: ArtifactSource = open_artifact(artifact)
+            opened.callback(source.close)
+        else:
+            source = artifact
+        contents = Artifact(source)
+        config = check(contents).text
+        frontend = Frontend(_resources(contents, config.vocab_size))
+        context = _context(options, config.max_position_embeddings)
+        chunk = min(options.prefill_chunk or DEFAULT_CHUNK, context)
+        with Meter("compile", None, options.progress, unit="kernel", delay=0.5) as meter:
+            compile_all(meter.reach)  # takes long only when the machine's cache of kernels is empty
+        device = CpuDevice()
+        opened.callback(device.close)
+        with Meter("load", None, options.progress, delay=0.5) as meter:
+            model = bind(contents, device, progress=meter.reach)
+        shape = Shape(
+            rows=options.max_concurrency,
+            context=context,
+            chunk=chunk,
+            control=len(frontend.close_tokens),
+            codec=KVCodec.BF16 if options.kv_dtype == "bf16" else KVCodec.FP32,
+            vocabulary=frontend.vocab_size,
+        )
+        kv = None if isinstance(options.kv_capacity, str) else ExplicitKV(options.kv_capacity)
+        program = open_program(device, QwenText(model), shape, kv)
+        opened.callback(program.close)
+        name = contents.directory.metadata.get("name")
+        return Instance(
+            frontend=frontend,
+            program=program,
+            model_name=name if isinstance(name, str) and name else config.architecture,
+            device_name=device.name,
+            max_context=context,
+            prefill_chunk=chunk,
+            close=opened.pop_all().close,
+            bandwidth=device.read_bandwidth,
+        )
+
+
+def _resources(artifact: Artifact, vocab_rows: int) -> FrontendResources:
+    from ninfer.frontend import FrontendResources
+
+    def read(role: str) -> bytes:
+        return artifact.resource("text", role)
+
+    try:
+        template = read("chat_template.jinja").decode()
+    except UnicodeDecodeError as error:
+        raise ArtifactError(f"not UTF-8: {error}", path=artifact.source.name, where="chat_template.jinja") from None
+    return FrontendResources(
+        tokenizer_json=read("tokenizer.json"),
+        tokenizer_config=read("tokenizer_config.json"),
+        chat_template=template,
+        generation_config=read("generation_config.json"),
+        vocab_rows=vocab_rows,
+    )
+
+
+def _context(options: EngineOptions, limit: int) -> int:
+    if options.max_context is None:
+        return min(limit, DEFAULT_CONTEXT)
+    if options.max_context > limit:
+        raise InvalidRequest(f"{options.max_context} exceeds the model's {limit}", field="max_context")
+    return options.max_context

@@ -1,0 +1,68 @@
+"""Counters of one engine: the worker counts, anybody may take a snapshot."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class EngineStats:
+    """A snapshot of an engine's counters, which start at zero with it, and of its gauges.
+
+    waiting, active, outstanding: requests queued, holding a lane, and occupying a slot (waiting, active or unread).
+    accepted: requests that entered the queue. finished: requests by finish_reason. prompt_tokens, cached_tokens: of
+    admitted requests. completion_tokens: committed. prefill_units, control_units, decode_rounds: model units by kind.
+    decode_rows: rows summed over decode rounds. memory: occupancy reported by the model's stores, each entry named
+    with its unit; as of the last admission or end of a request.
+    """
+
+    waiting: int
+    active: int
+    outstanding: int
+    accepted: int
+    finished: Mapping[str, int]
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    prefill_units: int
+    control_units: int
+    decode_rounds: int
+    decode_rows: int
+    memory: Mapping[str, int]
+
+
+@dataclass(slots=True)
+class Metrics:
+    """What the worker counts. Plain integers: reading them from another thread is safe, their sum a moment apart."""
+
+    accepted: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    prefill_units: int = 0
+    control_units: int = 0
+    decode_rounds: int = 0
+    decode_rows: int = 0
+    finished: Counter[str] = field(default_factory=Counter)
+    memory: Mapping[str, int] = field(default_factory=dict)
+
+    def snapshot(self, *, waiting: int, active: int, outstanding: int) -> EngineStats:
+        return EngineStats(
+            waiting=waiting,
+            active=active,
+            outstanding=outstanding,
+            accepted=self.accepted,
+            finished=dict(self.finished),
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            completion_tokens=self.completion_tokens,
+            prefill_units=self.prefill_units,
+            control_units=self.control_units,
+            decode_rounds=self.decode_rounds,
+            decode_rows=self.decode_rows,
+            memory=dict(self.memory),
+        )

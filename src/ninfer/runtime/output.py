@@ -1,0 +1,89 @@
+"""The output side of a model transaction: rows are previewed before Program commits, and committed after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ninfer.contract import PendingBatch, ProducedRow, RowDecision, RowStatus, UnitLicense
+from ninfer.errors import ConstraintDeadEnd, InvariantError
+from ninfer.results import Event, TokenLogprob
+from ninfer.runtime.record import CANCELLED, Ending, RequestRecord
+
+_CANCELLED_ROW = RowDecision(0, terminal=True, cancelled=True)
+_FAILED_ROW = RowDecision(0, terminal=True)
+_GO_ON = tuple(RowDecision(n) for n in range(16))
+LICENCES = tuple(UnitLicense(n) for n in range(16))
+
+
+def licence(row: RequestRecord, drafts: int) -> UnitLicense:
+    """What a row may do in one decode round: it never produces more than its output or thinking budget allows.
+
+    The output budget already fits the context, so it bounds the context too.
+    """
+    if drafts:
+        drafts = min(drafts, row.left - 1)
+        thinking = row.session.licence()
+        if thinking is not None:
+            drafts = min(drafts, thinking - 1)
+    return LICENCES[max(drafts, 0)]
+
+
+def check_membership(batch: PendingBatch, rows: Sequence[RequestRecord]) -> None:
+    """Raise InvariantError unless the batch has exactly these rows, in this order."""
+    if [row.sequence for row in rows] != [produced.sequence for produced in batch.rows]:
+        raise InvariantError("a batch has other rows than it was launched with")
+
+
+def preview_row(row: RequestRecord, produced: ProducedRow, *, control: bool) -> RowDecision:
+    """Decide about one row without making anything visible. Sets ``row.ending`` where the row ends.
+
+    Raises whatever the session's preview raises; the whole batch must then be aborted.
+    """
+    if row.response.cancel_requested:
+        row.ending = CANCELLED
+        return _CANCELLED_ROW
+    if produced.status is RowStatus.CONSTRAINT_FAILED:
+        row.ending = Ending.failed(ConstraintDeadEnd(position=row.produced))
+        return _FAILED_ROW
+    count = len(produced.tokens)
+    if not 1 <= count <= row.left:
+        raise InvariantError(f"a row produced {count} tokens of at most {row.left}")
+    if control:
+        preview = row.session.preview_control(produced.tokens)
+    else:
+        preview = row.session.preview(produced.tokens, _logprobs(produced))
+    row.previewed = True
+    accepted = row.accepted = preview.accepted
+    terminal = preview.terminal
+    if terminal is not None:
+        row.ending = Ending.limit(row.request.limit) if terminal[0] == "length" else Ending(*terminal)
+    elif accepted == row.left:
+        row.ending = Ending.limit(row.request.limit)
+    if not (1 <= accepted <= count and (accepted == count or row.ending is not None)):
+        raise InvariantError(f"a preview accepted {accepted} of {count} tokens")
+    if row.ending is None and not preview.boundaries and accepted < len(_GO_ON):
+        return _GO_ON[accepted]
+    return RowDecision(accepted, terminal=row.ending is not None, boundaries=preview.boundaries)
+
+
+def commit_row(row: RequestRecord, now: float) -> Sequence[Event]:
+    """Account the committed tokens and commit the session's preview. Returns what may now be published."""
+    row.produced += row.accepted
+    if row.first_token is None:
+        row.first_token = now
+    row.last_token = now
+    row.accepted, row.previewed = 0, False
+    return row.session.commit()
+
+
+def discard_row(row: RequestRecord) -> None:
+    """Forget a preview that will not be committed."""
+    if row.previewed:
+        row.accepted, row.previewed = 0, False
+        row.session.discard()
+
+
+def _logprobs(produced: ProducedRow) -> tuple[TokenLogprob, ...] | None:
+    if produced.scores is None:
+        return None
+    return tuple(TokenLogprob(t, s.logprob, s.top) for t, s in zip(produced.tokens, produced.scores, strict=True))

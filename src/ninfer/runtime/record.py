@@ -1,0 +1,132 @@
+"""What the worker knows of one request, from submit to the final result."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ninfer.contract import LimitReason, PreparedRequest, SequenceHandle
+from ninfer.errors import NinferError
+from ninfer.results import FinishReason, GenerationResult, StopReason, Timings, Usage
+from ninfer.runtime.response import Response
+
+if TYPE_CHECKING:
+    from ninfer.frontend import OutputSession
+
+
+class RequestState(enum.Enum):
+    """Stable states, in the order a request passes through them."""
+
+    WAITING = "waiting"
+    MATERIALIZING = "materializing"
+    PREFILL = "prefill"
+    DECODE_READY = "decode_ready"
+    CONTROL_READY = "control_ready"
+    TERMINAL_PENDING = "terminal_pending"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a request ends. ``error`` is what ``result()`` will raise."""
+
+    finish: FinishReason
+    stop: StopReason | None = None
+    error: NinferError | None = None
+
+    @classmethod
+    def limit(cls, reason: LimitReason) -> Ending:
+        """The output is as long as it may be."""
+        return cls("length", "max_tokens" if reason is LimitReason.OUTPUT_LIMIT else "context")
+
+    @classmethod
+    def failed(cls, error: NinferError) -> Ending:
+        return cls("error", error=error)
+
+
+CANCELLED = Ending("cancelled")
+
+
+@dataclass(slots=True, eq=False)
+class RequestRecord:
+    """Owned by the worker once enqueued. Times are readings of the engine's clock, seconds."""
+
+    request: PreparedRequest
+    session: OutputSession
+    response: Response
+    submitted: float
+    deadline: float = math.inf
+    """When the whole request must be done."""
+    queue_deadline: float = math.inf
+    """When a waiting request must have got a lane."""
+    prepare_seconds: float | None = None
+    metadata: Mapping[str, Any] | None = None
+
+    state: RequestState = RequestState.WAITING
+    lane: int | None = None
+    sequence: SequenceHandle | None = None
+    cached_tokens: int = 0
+    produced: int = 0
+    """Committed output tokens, forced ones included."""
+    accepted: int = 0
+    """Tokens that Program has committed and the session holds as a preview."""
+    previewed: bool = False
+    """The session holds a preview that is neither committed nor discarded."""
+    ending: Ending | None = None
+    queued: float | None = None
+    admitted: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+
+    @property
+    def id(self) -> int:
+        return self.request.id
+
+    @property
+    def left(self) -> int:
+        """Output tokens the request may still have. Bounded by its budget and by the context."""
+        return self.request.effective_output - self.produced
+
+    def result(self) -> GenerationResult:
+        """The final result. Requires ``ending``; sets the error's ``partial`` to it."""
+        ending, session = self.ending, self.session
+        assert ending is not None
+        result = GenerationResult(
+            text=session.text,
+            thinking=session.thinking,
+            tool_calls=session.tool_calls,
+            token_ids=session.token_ids,
+            logprobs=session.logprobs if self.request.sampling.logprobs >= 0 else None,
+            finish_reason=ending.finish,
+            stop_reason=ending.stop,
+            usage=Usage(
+                prompt_tokens=len(self.request.identity.tokens),
+                cached_tokens=self.cached_tokens,
+                completion_tokens=self.produced,
+                thinking_tokens=session.thinking_tokens,
+            ),
+            timings=self.timings(),
+            error=ending.error,
+            seed=self.request.sampling.seed,
+            metadata=self.metadata,
+        )
+        if ending.error is not None:
+            ending.error.partial = result
+        return result
+
+    def timings(self) -> Timings:
+        """Phases that happened, seconds."""
+        return Timings(
+            prepare=self.prepare_seconds,
+            queue=_span(self.queued, self.admitted),
+            prefill=_span(self.admitted, self.first_token),
+            decode=_span(self.first_token, self.last_token),
+            ttft=_span(self.submitted, self.first_token),
+        )
+
+
+def _span(begin: float | None, end: float | None) -> float | None:
+    return None if begin is None or end is None else end - begin

@@ -1,0 +1,398 @@
+"""A device and a language model whose numbers are hashes, for tests of everything around them.
+
+The model's key/value column of position p is a hash of the tokens and positions 0..p, its state likewise, and its
+logits are a hash of the state and of every column reached through the block table: a wrong page, slot, frontier,
+position or order changes the sampled tokens. ``Oracle`` computes the same tokens from the ledger alone.
+
+The device is stream-ordered. With ``delayed`` nothing runs before an event that follows it is waited for: uploads read
+their host array and downloads write theirs only then.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ninfer.contract import DeviceMemory
+from ninfer.errors import DeviceError, OutOfDeviceMemory
+from ninfer.program.layout import KVGeometry
+
+NUMPY = {
+    "u8": np.uint8, "i8": np.int8, "f16": np.float16, "bf16": np.uint16, "i32": np.int32, "u32": np.uint32,
+    "f32": np.float32, "i64": np.int64, "u64": np.uint64,
+}  # fmt: skip
+WORD = (1 << 64) - 1
+
+
+def mix(*words: int) -> int:
+    h = 0x243F6A8885A308D3
+    for word in words:
+        h = ((h ^ (int(word) & WORD)) * 0x9E3779B97F4A7C15) & WORD
+        h ^= h >> 29
+    return h
+
+
+def context_hash(columns: np.ndarray) -> int:
+    """Hash of all cached columns of a sequence, uint64 [n], in order."""
+    weights = 2 * np.arange(len(columns), dtype=np.uint64) + np.uint64(1)
+    return int((columns * weights).sum(dtype=np.uint64))
+
+
+def hashed_logits(hidden: int, vocabulary: int) -> np.ndarray:
+    """f32 [vocabulary], distinct multiples of 2^-20."""
+    ids = np.arange(1, vocabulary + 1, dtype=np.uint64)
+    words = (ids * np.uint64(0x9E3779B97F4A7C15)) ^ np.uint64(hidden)
+    words = (words ^ (words >> np.uint64(31))) * np.uint64(0xBF58476D1CE4E5B9)
+    return ((words >> np.uint64(44)).astype(np.float32)) * np.float32(2.0**-18)
+
+
+def choose(logits, mask, counts, real, whole, seed, index, purpose) -> tuple[int, np.ndarray]:
+    """Token and penalised logits: greedy at temperature 0, else one of the three best by (seed, index, purpose)."""
+    z = logits.astype(np.float32).copy()
+    if whole[2]:
+        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: len(z)]
+        z[bits == 0] = -np.inf
+    z -= np.float32(real[3]) * (counts > 0) + np.float32(real[4]) * counts
+    if np.isnan(z).any():
+        return -2, z
+    legal = int((z > -np.inf).sum())
+    if legal == 0:
+        return -1, z
+    order = np.argsort(-z, kind="stable")
+    rank = 0 if real[0] == 0 else mix(seed[0], seed[1], index, purpose) % min(3, legal)
+    return int(order[rank]), z
+
+
+# -- device --------------------------------------------------------------------------------------------------------
+
+
+class HostBuffer:
+    def __init__(self, array: np.ndarray, dtype: str) -> None:
+        self.array = array
+        self.dtype = dtype
+
+    @property
+    def shape(self):
+        return self.array.shape
+
+    @property
+    def nbytes(self) -> int:
+        return self.array.nbytes
+
+    def head(self, *shape: int) -> HostBuffer:
+        return HostBuffer(self.array.reshape(-1)[: math.prod(shape)].reshape(shape), self.dtype)
+
+    def slice(self, begin: int, end: int) -> HostBuffer:
+        return HostBuffer(self.array[begin:end], self.dtype)
+
+
+class SymbolicArena:
+    def __init__(self, device: SymbolicDevice, nbytes: int) -> None:
+        self.device = device
+        self.nbytes = nbytes
+        self.bytes = np.zeros(nbytes, np.uint8)
+
+    def buffer(self, offset: int, shape: tuple[int, ...], dtype: str) -> HostBuffer:
+        assert offset % 256 == 0
+        size = math.prod(shape) * np.dtype(NUMPY[dtype]).itemsize
+        assert offset + size <= self.nbytes
+        return HostBuffer(self.bytes[offset : offset + size].view(NUMPY[dtype]).reshape(shape), dtype)
+
+    def close(self) -> None:
+        assert all(graph.closed for graph in self.device.graphs), "an arena was closed before a graph that names it"
+        self.device.events.append("arena closed")
+        self.device.held -= self.nbytes
+
+
+class SymbolicEvent:
+    def __init__(self, device: SymbolicDevice) -> None:
+        self.device = device
+        self.at = 0
+
+    def record(self) -> None:
+        self.device.submit("record", lambda: None)
+        self.at = self.device.submitted
+
+    def done(self) -> bool:
+        return self.device.finished >= self.at
+
+    def wait(self) -> None:
+        self.device.run_until(self.at)
+
+
+class SymbolicGraph:
+    def __init__(self, device: SymbolicDevice, work: list) -> None:
+        self.device = device
+        self.work = work
+        self.closed = False
+
+    def launch(self) -> None:
+        assert not self.closed
+        self.device.check("launch")
+        for name, step in self.work:
+            self.device.enqueue(name, step)
+
+    def close(self) -> None:
+        self.device.events.append("graph closed")
+        self.closed = True
+
+
+class SymbolicDevice:
+    """``faults[name]`` counts down to a DeviceError raised when that many submissions of ``name`` were made;
+    ``late_faults[name]`` raises it when the work runs."""
+
+    kind = "symbolic"
+    name = "symbolic"
+    activation = "u64"
+
+    def __init__(self, delayed: bool = False, memory: int = 1 << 24) -> None:
+        self.delayed = delayed
+        self.total = memory
+        self.held = 0
+        self.ops = SymbolicOps(self)
+        self.queue: list = []
+        self.submitted = self.finished = 0
+        self.recording: list | None = None
+        self.graphs: list[SymbolicGraph] = []
+        self.events: list[str] = []
+        self.faults: dict[str, int] = {}
+        self.late_faults: dict[str, int] = {}
+
+    def memory(self) -> DeviceMemory:
+        return DeviceMemory(self.total, self.total - self.held)
+
+    def arena(self, nbytes: int) -> SymbolicArena:
+        if nbytes > self.total - self.held:
+            raise OutOfDeviceMemory("arena", free=self.total - self.held)
+        self.held += nbytes
+        return SymbolicArena(self, nbytes)
+
+    def host(self, shape, dtype: str) -> np.ndarray:
+        return np.zeros(shape, NUMPY[dtype])
+
+    def weights(self, data):
+        return HostBuffer(data, "u8")
+
+    def upload(self, dst: HostBuffer, src: np.ndarray) -> None:
+        assert dst.nbytes == src.nbytes
+        self.submit("upload", lambda: np.copyto(dst.array, src))
+
+    def download(self, dst: np.ndarray, src: HostBuffer) -> None:
+        assert src.nbytes == dst.nbytes
+        self.submit("download", lambda: np.copyto(dst, src.array))
+
+    def copy(self, dst: HostBuffer, src: HostBuffer) -> None:
+        self.submit("copy", lambda: np.copyto(dst.array, src.array))
+
+    def zero(self, dst: HostBuffer) -> None:
+        self.submit("zero", lambda: dst.array.fill(0))
+
+    def event(self) -> SymbolicEvent:
+        return SymbolicEvent(self)
+
+    def capture(self, work: Callable[[], None]) -> SymbolicGraph:
+        self.recording = []
+        work()
+        graph = SymbolicGraph(self, self.recording)
+        self.recording = None
+        self.graphs.append(graph)
+        return graph
+
+    def close(self) -> None:
+        self.run_until(self.submitted)
+
+    def check(self, name: str) -> None:
+        if name in self.faults:
+            self.faults[name] -= 1
+            if self.faults[name] < 0:
+                del self.faults[name]
+                raise DeviceError(f"injected fault at {name}")
+
+    def submit(self, name: str, step: Callable[[], None]) -> None:
+        if self.recording is not None:
+            self.recording.append((name, step))
+            return
+        self.check(name)
+        self.enqueue(name, step)
+
+    def enqueue(self, name: str, step: Callable[[], None]) -> None:
+        self.queue.append((name, step))
+        self.submitted += 1
+        if not self.delayed:
+            self.run_until(self.submitted)
+
+    def run_until(self, mark: int) -> None:
+        while self.finished < mark:
+            name, step = self.queue.pop(0)
+            self.finished += 1
+            if name in self.late_faults:
+                self.late_faults[name] -= 1
+                if self.late_faults[name] < 0:
+                    del self.late_faults[name]
+                    raise DeviceError(f"injected late fault at {name}")
+            step()
+
+
+class SymbolicOps:
+    def __init__(self, device: SymbolicDevice) -> None:
+        self.device = device
+
+    def sample_scratch(self, positions: int, vocab: int) -> int:
+        return 0
+
+    def scatter(self, dst, src, index) -> None:
+        self.device.submit("scatter", lambda: dst.array.__setitem__(index.array, src.array))
+
+    def gather(self, dst, src, index) -> None:
+        self.device.submit("gather", lambda: np.copyto(dst.array, src.array[index.array]))
+
+    def count(self, counts, lanes, tokens, width) -> None:
+        def run() -> None:
+            for lane, row, w in zip(lanes.array, tokens.array, width.array):
+                np.add.at(counts.array[lane], row[:w], 1)
+
+        self.device.submit("count", run)
+
+    def sample(self, out, logits, masks, counts, rows, scratch) -> None:
+        def run() -> None:
+            for b in range(rows.B):
+                whole = rows.whole.array[b]
+                token, z = choose(
+                    logits.array[b], masks.array[b, 0], counts.array[whole[3]], rows.real.array[b], whole,
+                    rows.seed.array[b], rows.index.array[b, 0], rows.purpose.array[b, 0],
+                )  # fmt: skip
+                out.token.array[b, 0] = token
+                out.logprob.array[b, 0] = z[token] if token >= 0 else 0
+                n = max(0, int(whole[1]))
+                best = np.argsort(-z, kind="stable")[:n]
+                out.alt_ids.array[b, 0, : len(best)] = best
+                out.alt_logprobs.array[b, 0, : len(best)] = z[best]
+
+        self.device.submit("sample", run)
+
+
+# -- model ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class SymbolicModel:
+    vocabulary: int = 37
+    hidden_size: int = 1
+    kv_geometry: KVGeometry = field(default_factory=lambda: KVGeometry(1, 1, 1))
+
+    def state_bytes(self, activation: str) -> int:
+        return 8
+
+    def weight_bytes(self, rows: int) -> int:
+        return 1000
+
+    def place(self, scope, device, p) -> PlacedSymbolicModel:
+        return PlacedSymbolicModel(
+            device,
+            self.vocabulary,
+            scope.buffer("kv", (p.rows, p.blocks), "i32"),
+            scope.buffer("kv", (p.pages, 64), "u64"),
+            scope.buffer("state", (p.slots,), "u64"),
+            scope.buffer("records", (p.recorded,), "u64"),
+            scope.buffer("workspace", (p.columns, 1), "u64"),
+        )
+
+
+@dataclass
+class PlacedSymbolicModel:
+    device: SymbolicDevice
+    vocabulary: int
+    blocks: HostBuffer
+    columns: HostBuffer
+    state: HostBuffer
+    record: HostBuffer
+    x: HostBuffer
+
+    def forward(self, rows, recorded: bool = False) -> None:
+        self.device.submit("forward", lambda: self._forward(rows, recorded))
+
+    def _forward(self, rows, recorded: bool) -> None:
+        positions = rows.positions.array
+        for b in range(rows.B):
+            start = int(rows.start.array[b])
+            h = 0 if start == 0 else int(self.state.array[rows.read.array[b]])
+            table = self.blocks.array[rows.table.array[b]]
+            for w in range(int(rows.width.array[b])):
+                i, p = b * rows.W + w, start + w
+                h = mix(h, rows.tokens.array[i], *positions[:, i])
+                self.columns.array[table[p >> 6], p & 63] = h
+                seen = self.columns.array[table[: (p >> 6) + 1]].reshape(-1)[: p + 1]
+                self.x.array[i] = mix(h, context_hash(seen))
+                if recorded:
+                    self.record.array[i] = h
+            if not recorded:
+                self.state.array[rows.write.array[b]] = h
+
+    def hidden(self, index, out) -> None:
+        def run() -> None:
+            n = out.shape[0]
+            out.array[:] = self.x.array[:n] if index is None else self.x.array[index.array]
+
+        self.device.submit("hidden", run)
+
+    def logits(self, hidden, out) -> None:
+        def run() -> None:
+            for row, h in zip(out.array, hidden.array[:, 0]):
+                row[:] = hashed_logits(int(h), self.vocabulary)
+
+        self.device.submit("logits", run)
+
+    def fold(self, accepted, rows) -> None:
+        def run() -> None:
+            for b in range(rows.B):
+                n = int(accepted.array[b])
+                if n:
+                    self.state.array[rows.write.array[b]] = self.record.array[b * rows.W + n - 1]
+
+        self.device.submit("fold", run)
+
+
+class Oracle:
+    """What one request must produce, from its ledger alone."""
+
+    def __init__(self, request, vocabulary: int = 37) -> None:
+        self.request = request
+        self.vocabulary = vocabulary
+        self.ledger = [int(t) for t in request.identity.tokens]
+        self.prompt = len(self.ledger)
+
+    def image(self, frontier: int) -> tuple[int, int]:
+        """Recurrent state and final hidden after the first ``frontier`` tokens."""
+        h, columns, identity = 0, [], self.request.identity
+        for p, token in enumerate(self.ledger[:frontier]):
+            axes = identity.positions[:, p] if p < self.prompt else [p + identity.rope_delta] * 3
+            h = mix(h, token, *axes)
+            columns.append(h)
+        return h, mix(h, context_hash(np.array(columns, np.uint64)))
+
+    def draw(self, mask: np.ndarray | None = None) -> int:
+        """The token the request must sample next; -1 where no id is legal."""
+        generated = self.ledger[self.prompt :]
+        counts = np.bincount(generated, minlength=self.vocabulary).astype(np.int32)
+        s = self.request.sampling
+        return choose(
+            hashed_logits(self.image(len(self.ledger))[1], self.vocabulary),
+            mask,
+            counts,
+            (s.temperature, s.top_p, s.min_p, s.presence_penalty, s.frequency_penalty),
+            (s.top_k, s.logprobs, mask is not None, 0),
+            (s.seed & 0xFFFFFFFF, s.seed >> 32),
+            len(self.ledger),
+            0 if not generated else 1,
+        )[0]
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        self.ledger.extend(tokens)
+
+    def generate(self, n: int) -> list[int]:
+        for _ in range(n):
+            self.accept([self.draw()])
+        return self.ledger[self.prompt :]

@@ -1,0 +1,114 @@
+"""The command line over a real artifact: what goes where, and how it ends."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ninfer.artifact import open_artifact
+from ninfer.gateway.cli import main
+
+
+def test_run_streams_the_answer_to_standard_output(artifact, capsys):
+    code = main(["run", str(artifact), "-p", "Hi", "--max-tokens", "5", "--temperature", "0", "--no-thinking"])
+    out, err = capsys.readouterr()
+    assert code == 0
+    assert out.endswith("\n")
+    assert "5 completion tokens" in err
+    assert (
+        main(["run", str(artifact), "-p", "Hi", "--max-tokens", "5", "--temperature", "0", "-q", "--no-thinking"]) == 0
+    )
+    quiet, err = capsys.readouterr()
+    assert (quiet, err) == (out, "")
+
+
+def test_run_reads_standard_input(artifact, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hi"))
+    assert main(["run", str(artifact), "--max-tokens", "1", "-q"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_inspect_and_verify(artifact, capsys, tmp_path):
+    assert main(["inspect", str(artifact)]) == 0
+    assert "q8_g32_fp16" in capsys.readouterr().out
+    assert main(["inspect", str(artifact), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["components"][0]["name"] == "text"
+    assert main(["verify", str(artifact)]) == 0
+    capsys.readouterr()
+    damaged = tmp_path / "damaged.ninfer"
+    data = bytearray(artifact.read_bytes())
+    with open_artifact(artifact) as source:
+        matrix = next(o for o in source.directory.objects.values() if getattr(o, "format", "") == "q8_g32_fp16")
+        start = len(data) - source.directory.payload_bytes
+    data[start + matrix.offset + 1] = 0x80  # -128 is no code of this format
+    damaged.write_bytes(data)
+    assert main(["verify", str(damaged)]) == 1
+    out = capsys.readouterr().out
+    assert matrix.id in out
+    assert out.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["run", "missing.ninfer", "-p", "x"], "missing.ninfer"),
+        (["inspect", "missing.ninfer"], "missing.ninfer"),
+        (["convert", "missing-folder", "out.ninfer", "--recipe", "q8"], "config.json"),
+        (["convert", "missing-folder", "out.ninfer", "--recipe", "q3"], "recipe"),
+        (["bench", "--synthetic", "9000b"], "geometry"),
+    ],
+)
+def test_user_errors_are_one_line_without_a_traceback(arguments, says, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("ninfer: ")
+    assert says in err
+    assert err.count("\n") == 1
+    assert list(Path().iterdir()) == []
+
+
+def test_wrong_options_are_refused_before_the_artifact_is_opened(capsys):
+    assert main(["run", "missing.ninfer", "-p", "x", "--top-p", "2"]) == 1
+    assert "top_p" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as end:
+        main(["run"])
+    assert end.value.code == 2
+
+
+def test_bench_measures_through_the_engine(capsys, tmp_path):
+    file = tmp_path / "figures.json"
+    arguments = [
+        "bench",
+        "--synthetic",
+        "tiny",
+        "--batches",
+        "1,2",
+        "--tokens",
+        "6",
+        "--prompt",
+        "70",
+        "--json",
+        str(file),
+    ]
+    assert main(arguments) == 0
+    assert "of bandwidth" in capsys.readouterr().out
+    figures = json.loads(file.read_text())
+    assert [row["batch"] for row in figures["decode"]] == [1, 2]
+    assert all(row["tokens_per_second"] > 0 and row["bytes_per_round"] > 0 for row in figures["decode"])
+    assert figures["prefill"]["tokens_per_second"] > 0
+    assert figures["gap_seconds"]["longest"] >= figures["gap_seconds"]["median"] > 0
+
+
+def test_the_console_script_runs():
+    done = subprocess.run(
+        [sys.executable, "-m", "ninfer.gateway.cli", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("ninfer 0.")

@@ -1,0 +1,159 @@
+"""Random models of the family: a Hugging Face model and the same weights as an artifact on disk."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM
+from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
+from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5MoeTextConfig
+
+from ninfer.artifact import (
+    Artifact,
+    Component,
+    ResourceSpec,
+    Use,
+    encode,
+    open_artifact,
+    pack_members,
+    plan_directory,
+    write_artifact,
+)
+from ninfer.models.qwen3_5.bind import RESOURCES
+from ninfer.models.qwen3_5.config import FULL, LINEAR, parse_text
+from ninfer.models.qwen3_5.geometries import text_geometry
+from ninfer.models.qwen3_5.packing import parents
+from ninfer.models.qwen3_5.parameters import text_parameters
+
+torch.set_num_threads(1)  # the models are tiny
+
+Weights = dict[str, npt.NDArray[np.float32]]
+
+
+def random_config(seed: int) -> dict[str, Any]:
+    """A text component config in which no two axes have the same size. Even seeds are dense, every third is tied."""
+    rng = np.random.default_rng(seed)
+
+    def pick(*values: Any) -> Any:
+        return values[rng.integers(len(values))]
+
+    hk, ratio = pick((1, 3), (2, 3), (1, 5), (3, 4))
+    nk, share = pick((1, 2), (2, 3), (3, 2), (1, 5))
+    head_dim, rotary = pick(
+        (24, (0.25, (1, 1, 1))), (32, (0.25, (2, 1, 1))), (40, (0.5, (4, 3, 3))), (20, (1.0, (4, 3, 3)))
+    )
+    moe = None if seed % 2 == 0 else pick((6, 2, 28, 44), (12, 3, 20, 36), (7, 4, 24, 16))
+    layers = pick(3, 4, 5, 6)
+    config = text_geometry(
+        pick(52, 70, 84, 98), layers, heads=(hk * ratio, hk), gdn=(nk, nk * share),
+        dense=None if moe else pick(118, 150, 202), moe=moe, tied=seed % 3 == 0, vocab=pick(211, 307, 401),
+        head_dim=head_dim, gdn_dims=pick((12, 20), (16, 10), (8, 12), (18, 14)), rotary=rotary, positions=4096,
+    )  # fmt: skip
+    config["rope_parameters"]["rope_theta"] = float(pick(1e4, 1e7))
+    config["linear_conv_kernel_dim"] = pick(4, 4, 2, 5)
+    types = [FULL if rng.random() < 0.4 else LINEAR for _ in range(layers)]
+    types[0], types[-1] = pick((FULL, LINEAR), (LINEAR, FULL))
+    return config | {"layer_types": types}
+
+
+def hugging_face(config: dict[str, Any], seed: int) -> torch.nn.Module:
+    """A model whose weights are bfloat16 numbers held in fp32, spread widely enough for mistakes to show."""
+    moe = "num_experts" in config
+    own = {k: v for k, v in config.items() if k not in ("architectures", "rope_parameters")}
+    rope = config["rope_parameters"] | {"rope_type": "default", "mrope_interleaved": True}
+    kind, cls = (Qwen3_5MoeTextConfig, Qwen3_5MoeForCausalLM) if moe else (Qwen3_5TextConfig, Qwen3_5ForCausalLM)
+    hf = kind(**own, rope_parameters=rope)
+    model = cls._from_config(hf, attn_implementation="eager", experts_implementation="eager").eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            normal = torch.randn(p.shape, generator=generator)
+            if name.endswith("A_log"):
+                p.copy_(torch.log(torch.rand(p.shape, generator=generator) * 7.95 + 0.05))
+            elif name.endswith("linear_attn.norm.weight"):
+                p.copy_((1 + 0.2 * normal).bfloat16())
+            elif name.endswith("embed_tokens.weight"):
+                p.copy_(normal.bfloat16())
+            elif name.endswith("dt_bias"):
+                p.copy_(0.2 * normal)
+            elif p.ndim == 1:
+                p.copy_((0.2 * normal).bfloat16())
+            else:
+                p.copy_((normal / math.sqrt(p[0].numel() if p.ndim == 2 else p.shape[-1])).bfloat16())
+    return model
+
+
+def artifact_weights(config: dict[str, Any], state: Weights) -> Weights:
+    """The state dict under the artifact's parameter names."""
+    text = parse_text(config)
+    out: Weights = {
+        "text/token_embedding": state["model.embed_tokens.weight"],
+        "text/final_norm": state["model.norm.weight"],
+        "text/output_head": state["model.embed_tokens.weight" if text.tie_word_embeddings else "lm_head.weight"],
+    }
+    for i, kind in enumerate(text.layer_types):
+        s, p = f"model.layers.{i}.", f"text/layers/{i}/"
+        out[f"{p}input_norm"] = state[f"{s}input_layernorm.weight"]
+        out[f"{p}post_attention_norm"] = state[f"{s}post_attention_layernorm.weight"]
+        if kind == FULL:
+            assert text.attention is not None
+            q = state[f"{s}self_attn.q_proj.weight"].reshape(text.attention.hq, 2, text.attention.hd, -1)
+            out[f"{p}attention/query"], out[f"{p}attention/gate"] = (q[:, j].reshape(-1, q.shape[-1]) for j in (0, 1))
+            for ours, theirs in (("key", "k_proj"), ("value", "v_proj"), ("output", "o_proj"),
+                                 ("query_norm", "q_norm"), ("key_norm", "k_norm")):  # fmt: skip
+                out[f"{p}attention/{ours}"] = state[f"{s}self_attn.{theirs}.weight"]
+        else:
+            assert text.gdn is not None
+            keys, g = text.gdn.nk * text.gdn.dk, f"{p}gdn/"
+            qkv = np.split(state[f"{s}linear_attn.in_proj_qkv.weight"], [keys, 2 * keys])
+            out[f"{g}query"], out[f"{g}key"], out[f"{g}value"] = qkv
+            for ours, theirs in (("z", "in_proj_z"), ("a_projection", "in_proj_a"), ("b_projection", "in_proj_b"),
+                                 ("output", "out_proj"), ("norm", "norm")):  # fmt: skip
+                out[g + ours] = state[f"{s}linear_attn.{theirs}.weight"]
+            out[f"{g}convolution"] = state[f"{s}linear_attn.conv1d.weight"][:, 0].T
+            out[f"{g}a_log"], out[f"{g}dt_bias"] = state[f"{s}linear_attn.A_log"], state[f"{s}linear_attn.dt_bias"]
+        mlps = [(f"{s}mlp.", f"{p}mlp/")]
+        if "num_experts" in config:
+            mlps = [(f"{s}mlp.shared_expert.", f"{p}moe/shared/")]
+            out[f"{p}moe/router"] = state[f"{s}mlp.gate.weight"]
+            out[f"{p}moe/shared_score"] = state[f"{s}mlp.shared_expert_gate.weight"]
+            banks = (state[f"{s}mlp.experts.gate_up_proj"], state[f"{s}mlp.experts.down_proj"])
+            for e, (gate_up, down) in enumerate(zip(*banks)):
+                x = f"{p}moe/experts/{e}/"
+                out[f"{x}gate"], out[f"{x}up"] = np.split(gate_up, 2)
+                out[f"{x}down"] = down
+        for theirs, ours in mlps:
+            for part in ("gate", "up", "down"):
+                out[ours + part] = state[f"{theirs}{part}_proj.weight"]
+    return out
+
+
+def write(path: Path, config: dict[str, Any], weights: Weights, *, matrices: str = "bf16") -> Artifact:
+    """Store weights by artifact name; matrices in one format, packed as the converter packs them."""
+    specs = list(text_parameters(parse_text(config)))
+    forms = {spec.name: spec.format or matrices for spec in specs}
+    shapes = {spec.name: spec.shape for spec in specs}
+    objects: list[Any] = [ResourceSpec(f"resource/{role}", 2) for role in RESOURCES["text"]]
+    bindings: dict[str, Any] = {}
+    contents: dict[str, Any] = {spec.id: b"{}" for spec in objects}
+    for i, members in enumerate(parents(specs, forms)):
+        form = forms[members[0]]
+        tensor, bound = pack_members(f"weight/{i:06}", form, [(name, shapes[name]) for name in members])
+        stacked = np.concatenate([weights[name].reshape(shapes[name]) for name in members]).astype(np.float32)
+        contents[tensor.id] = encode(form, stacked.reshape(tensor.shape))
+        objects.append(tensor)
+        bindings.update(bound)
+    resources = {role: f"resource/{role}" for role in RESOURCES["text"]}
+    directory = plan_directory(
+        components={"text": Component(config, resources=resources)},
+        objects=objects,
+        bindings=bindings,
+        uses=[Use(spec.name, site, "A16Only") for spec in specs for site in spec.uses],
+    )
+    write_artifact(path, directory, lambda object_id: [(0, contents[object_id])])
+    return Artifact(open_artifact(path))

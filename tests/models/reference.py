@@ -1,0 +1,127 @@
+"""The text model in float64 NumPy, from a Hugging Face state dict: one function per formula, no cache, no blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+
+
+def sigmoid(x: Array) -> Array:
+    return 1 / (1 + np.exp(-x))
+
+
+def silu(x: Array) -> Array:
+    return x * sigmoid(x)
+
+
+def rms(x: Array, eps: float) -> Array:
+    return x / np.sqrt(np.mean(x * x, -1, keepdims=True) + eps)
+
+
+def softmax(x: Array) -> Array:
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+class Reference:
+    """``config`` is the text config as a mapping with Hugging Face's keys, ``weights`` its state dict as arrays."""
+
+    def __init__(self, config: dict[str, Any], weights: dict[str, npt.NDArray[Any]]) -> None:
+        self.c = config
+        self.w = {name: np.asarray(value, np.float64) for name, value in weights.items()}
+        self.eps = float(np.float32(config["rms_norm_eps"]))
+        self.closest_route = np.inf
+        """Smallest gap seen between the last selected and the first rejected expert's router logit."""
+
+    def logits(self, tokens: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> Array:
+        """tokens [T], positions [3, T] -> [T, R]."""
+        w = self.w
+        x = w["model.embed_tokens.weight"][tokens]
+        for i, kind in enumerate(self.c["layer_types"]):
+            p = f"model.layers.{i}."
+            u = self.norm1(x, f"{p}input_layernorm.weight")
+            x = x + (self.attention(p, u, positions) if kind == "full_attention" else self.gdn(p, u))
+            u = self.norm1(x, f"{p}post_attention_layernorm.weight")
+            x = x + (self.moe(p, u) if "num_experts" in self.c else self.swiglu(f"{p}mlp.", u))
+        head = "model.embed_tokens.weight" if self.c["tie_word_embeddings"] else "lm_head.weight"
+        return self.norm1(x, "model.norm.weight") @ w[head].T
+
+    def norm1(self, x: Array, name: str) -> Array:
+        return rms(x, self.eps) * (1 + self.w[name])
+
+    def swiglu(self, p: str, u: Array) -> Array:
+        w = self.w
+        inner = silu(u @ w[f"{p}gate_proj.weight"].T) * (u @ w[f"{p}up_proj.weight"].T)
+        return inner @ w[f"{p}down_proj.weight"].T
+
+    def moe(self, p: str, u: Array) -> Array:
+        w, k, width = self.w, self.c["num_experts_per_tok"], self.c["moe_intermediate_size"]
+        router = u @ w[f"{p}mlp.gate.weight"].T
+        gate_up, down = w[f"{p}mlp.experts.gate_up_proj"], w[f"{p}mlp.experts.down_proj"]
+        y = sigmoid(u @ w[f"{p}mlp.shared_expert_gate.weight"].T) * self.swiglu(f"{p}mlp.shared_expert.", u)
+        for t, row in enumerate(router):
+            order = np.argsort(-row, kind="stable")
+            ids, rest = order[:k], order[k:]
+            if rest.size:
+                self.closest_route = min(self.closest_route, float(row[ids[-1]] - row[rest[0]]))
+            for e, weight in zip(ids, softmax(row[ids])):
+                h = gate_up[e] @ u[t]
+                y[t] += weight * (down[e] @ (silu(h[:width]) * h[width:]))
+        return y
+
+    def rope(self, x: Array, positions: npt.NDArray[np.int64]) -> Array:
+        rope = self.c["rope_parameters"]
+        rot = int(self.c["head_dim"] * rope["partial_rotary_factor"])
+        n, section = rot // 2, rope["mrope_section"]
+        j = np.arange(n)
+        axis = np.where((j % 3 == 1) & (j < 3 * section[1]), 1, np.where((j % 3 == 2) & (j < 3 * section[2]), 2, 0))
+        inverse = (rope["rope_theta"] ** (-2.0 * j / rot)).astype(np.float32)
+        angle = (positions[axis].T.astype(np.float32) * inverse).astype(np.float64)[:, None, :]
+        lo, hi = x[..., :n], x[..., n:rot]
+        cos, sin = np.cos(angle), np.sin(angle)
+        return np.concatenate([lo * cos - hi * sin, hi * cos + lo * sin, x[..., rot:]], -1)
+
+    def attention(self, p: str, u: Array, positions: npt.NDArray[np.int64]) -> Array:
+        w, hq, hk, hd = self.w, self.c["num_attention_heads"], self.c["num_key_value_heads"], self.c["head_dim"]
+        T = len(u)
+        both = (u @ w[f"{p}self_attn.q_proj.weight"].T).reshape(T, hq, 2, hd)
+        q, gate = both[:, :, 0], both[:, :, 1]
+        k = (u @ w[f"{p}self_attn.k_proj.weight"].T).reshape(T, hk, hd)
+        v = (u @ w[f"{p}self_attn.v_proj.weight"].T).reshape(T, hk, hd)
+        q = self.rope(self.norm1(q, f"{p}self_attn.q_norm.weight"), positions)
+        k = self.rope(self.norm1(k, f"{p}self_attn.k_norm.weight"), positions)
+        k, v = np.repeat(k, hq // hk, 1), np.repeat(v, hq // hk, 1)
+        scores = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(hd)
+        scores[:, np.triu(np.ones((T, T), bool), 1)] = -np.inf
+        a = np.einsum("hqk,khd->qhd", softmax(scores), v) * sigmoid(gate)
+        return a.reshape(T, -1) @ w[f"{p}self_attn.o_proj.weight"].T
+
+    def gdn(self, p: str, u: Array) -> Array:
+        w, c, T = self.w, self.c, len(u)
+        nk, nv, dk, dv = (
+            c[f"linear_{name}"] for name in ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
+        )
+        p = f"{p}linear_attn."
+        mixed = u @ w[f"{p}in_proj_qkv.weight"].T
+        taps = w[f"{p}conv1d.weight"][:, 0]
+        padded = np.concatenate([np.zeros((taps.shape[1] - 1, mixed.shape[1])), mixed])
+        y = silu(sum(padded[j : j + T] * taps[:, j] for j in range(taps.shape[1])))
+        q, k, v = np.split(y, [nk * dk, 2 * nk * dk], 1)
+        q, k = (np.repeat(m.reshape(T, nk, dk), nv // nk, 1) for m in (q, k))
+        q, k = (m / np.sqrt((m * m).sum(-1, keepdims=True) + 1e-6) for m in (q, k))
+        q, v = q / np.sqrt(dk), v.reshape(T, nv, dv)
+        z = (u @ w[f"{p}in_proj_z.weight"].T).reshape(T, nv, dv)
+        beta = sigmoid(u @ w[f"{p}in_proj_b.weight"].T)
+        g = -np.exp(w[f"{p}A_log"]) * np.logaddexp(0, u @ w[f"{p}in_proj_a.weight"].T + w[f"{p}dt_bias"])
+        state, out = np.zeros((nv, dk, dv)), np.zeros((T, nv, dv))
+        for t in range(T):
+            state *= np.exp(g[t])[:, None, None]
+            delta = beta[t][:, None] * (v[t] - np.einsum("hkv,hk->hv", state, k[t]))
+            state += k[t][:, :, None] * delta[:, None, :]
+            out[t] = np.einsum("hkv,hk->hv", state, q[t])
+        out = rms(out, self.eps) * w[f"{p}norm.weight"] * silu(z)
+        return out.reshape(T, -1) @ w[f"{p}out_proj.weight"].T
