@@ -15,14 +15,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import extraction
 import jinja2.ext
 import numpy as np
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import Tokenizer
-
-import extraction
 import reasoning
 import smalltalk
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
 from tooling import tool_dialogue
 from turns import Turn
 from words import Values
@@ -176,9 +175,7 @@ def render(made: Dialogue) -> str:
     return template().render(messages=messages, tools=made.get("tools"))
 
 
-_SPOKEN = re.compile(
-    r"<\|im_start\|>assistant\n(?:<think>\n\n</think>\n\n|<think>\n)?(.*?<\|im_end\|>)", re.DOTALL
-)
+_SPOKEN = re.compile(r"<\|im_start\|>assistant\n(?:<think>\n\n</think>\n\n|<think>\n)?(.*?<\|im_end\|>)", re.DOTALL)
 
 
 def spoken_spans(made: Dialogue, text: str) -> list[tuple[int, int]]:

@@ -94,9 +94,9 @@ def norm(self, x: torch.Tensor) -> torch.Tensor:
 
 def gated_norm(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
     """RMS norm with a plain weight, then the SiLU gate."""
-    return (
-        F.rms_norm(x.float(), self.weight.shape, self.weight, self.variance_epsilon) * F.silu(gate.float())
-    ).to(x.dtype)
+    return (F.rms_norm(x.float(), self.weight.shape, self.weight, self.variance_epsilon) * F.silu(gate.float())).to(
+        x.dtype
+    )
 
 
 def install() -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import words
-from extraction import listed
 from turns import Turn
-from words import Values, held_out
+from words import Values, held_out, listed
 
 # --- arithmetic -------------------------------------------------------------------------------------------------
 
@@ -65,7 +64,8 @@ def _equation(a: int, b: int, op: str) -> str:
 
 _RESULT = {"+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b}
 _ASK = {
-    "+": ("What is {a} + {b}?", "What is {a}+{b}?", "Calculate {a} + {b}.", "How much is {a} plus {b}?", "Add {a} and {b}.",
+    "+": ("What is {a} + {b}?", "What is {a}+{b}?", "Calculate {a} + {b}.", "How much is {a} plus {b}?",
+        "Add {a} and {b}.",
           "What is the sum of {a} and {b}?"),
     "-": ("What is {a} - {b}?", "What is {a}-{b}?", "Calculate {a} - {b}.", "How much is {a} minus {b}?",
           "Subtract {b} from {a}."),
@@ -155,7 +155,8 @@ def _who_is_where(v: Values) -> Turn:
                 text,
             )
         return Turn(
-            v.any((f"{text} Where is {person}?", f"{text}\nWhere is {person}?", f"Context: {text}\nQuestion: Where is {person}?")),
+            v.any((f"{text} Where is {person}?", f"{text}\nWhere is {person}?",
+                f"Context: {text}\nQuestion: Where is {person}?")),
             f"{person} is in the {where[person]}.",
             f"{person}: {where[person]}",
         )  # fmt: skip
@@ -187,9 +188,7 @@ def _who_has_what(v: Values) -> Turn:
             f"{people[i]} has the {things[i]}.",
             f"{people[i]}: {things[i]}",
         )
-    return Turn(
-        f"{text} Who has the {things[i]}?", f"{people[i]} has the {things[i]}.", f"{things[i]}: {people[i]}"
-    )
+    return Turn(f"{text} Who has the {things[i]}?", f"{people[i]} has the {things[i]}.", f"{things[i]}: {people[i]}")
 
 
 def _table(v: Values) -> Turn:
@@ -205,18 +204,19 @@ def _table(v: Values) -> Turn:
 def _fact(v: Values) -> Turn:
     person = v.full_name()
     facts = {
-        "lives": (f"{person} lives in {(city := v.city())}.", f"Where does {person} live?", f"{person} lives in {city}."),
-        "works": (f"{person} works for {(firm := v.company())}.", f"Who does {person} work for?", f"{person} works for {firm}."),
-        "likes": (f"{person} likes {(hobby := v.pick(words.HOBBIES))}.", f"What does {person} like?", f"{person} likes {hobby}."),
+        "lives": (f"{person} lives in {(city := v.city())}.", f"Where does {person} live?",
+            f"{person} lives in {city}."),
+        "works": (f"{person} works for {(firm := v.company())}.", f"Who does {person} work for?",
+            f"{person} works for {firm}."),
+        "likes": (f"{person} likes {(hobby := v.pick(words.HOBBIES))}.", f"What does {person} like?",
+            f"{person} likes {hobby}."),
         "was": (f"{person} was born in {(year := v.number(1900, 2020))}.", f"When was {person} born?",
                 f"{person} was born in {year}."),
     }  # fmt: skip
     picked = v.rng.sample(list(facts), v.number(2, 4))
     _, question, answer = facts[v.any(picked)]
     text = " ".join(facts[key][0] for key in picked)
-    return Turn(
-        v.any((f"{text} {question}", f"{text}\n\n{question}")), answer, f"The text says it: {answer[:-1]}"
-    )
+    return Turn(v.any((f"{text} {question}", f"{text}\n\n{question}")), answer, f"The text says it: {answer[:-1]}")
 
 
 def lookup(v: Values) -> Turn:
@@ -312,9 +312,7 @@ def lists(v: Values) -> Turn:
         answer = f"Yes, {item} is in the list." if item in items else f"No, {item} is not in the list."
         return Turn(f"Is {item} in this list: {shown}?", answer, f"look for {item}")
     if style == 3:
-        return Turn(
-            f"Sort these words: {shown}", ", ".join(sorted(items)), " ".join(sorted(w[0] for w in items))
-        )
+        return Turn(f"Sort these words: {shown}", ", ".join(sorted(items)), " ".join(sorted(w[0] for w in items)))
     if style == 4:
         return Turn(
             f"Write this list as bullet points: {shown}",
@@ -360,9 +358,7 @@ def rewrite(v: Values) -> Turn:
         return Turn(f'Replace "{old}" with "{new}": {text}', replaced, f"{old} becomes {new}")
     if style == 5:
         counting = "\n".join(f"{i}. {word}" for i, word in enumerate(parts, 1))
-        return Turn(
-            f"How many words are in this sentence: {text}", f"There are {len(parts)} words.", counting
-        )
+        return Turn(f"How many words are in this sentence: {text}", f"There are {len(parts)} words.", counting)
     if style == 6:
         return Turn(f"Repeat after me: {text}", text, "the same text again")
     if style == 7:

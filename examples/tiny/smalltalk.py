@@ -11,15 +11,19 @@ WHO = "I am the tiny ninfer model, a small language model that runs anywhere."
 CAN = "I can extract records as JSON, do small sums, rewrite text, look things up in a text and call tools."
 
 _FIXED: tuple[tuple[tuple[str, ...], str, str], ...] = (
-    (("Who are you?", "What are you?", "What is your name?", "Introduce yourself.", "Tell me who you are."), WHO, "say who I am"),
+    (("Who are you?", "What are you?", "What is your name?", "Introduce yourself.", "Tell me who you are."), WHO,
+     "say who I am"),
     (("What can you do?", "How can you help me?", "Help", "What are you good at?"), CAN, "say what I can do"),
-    (("Hello", "Hello!", "Hi", "Hi!", "Hi there", "Hey", "Good morning", "Good evening"), "Hello! How can I help you?", "greet back"),
-    (("How are you?", "How are you today?", "How do you do?"), "I am fine, thank you. How can I help you?", "answer politely"),
+    (("Hello", "Hello!", "Hi", "Hi!", "Hi there", "Hey", "Good morning", "Good evening"), "Hello! How can I help you?",
+     "greet back"),
+    (("How are you?", "How are you today?", "How do you do?"), "I am fine, thank you. How can I help you?",
+     "answer politely"),
     (("Thanks", "Thank you!", "Thank you very much."), "You are welcome!", "answer politely"),
     (("Goodbye", "Bye", "See you later."), "Goodbye!", "say goodbye"),
     (("Are you a human?", "Are you a person?", "Are you real?"), "No, I am a small language model.", "say what I am"),
     (("How big are you?", "How many parameters do you have?"), "I have about eight million parameters.", "say my size"),
-    (("Who made you?", "Where do you come from?"), "I was trained for ninfer on synthetic dialogues.", "say where I come from"),
+    (("Who made you?", "Where do you come from?"), "I was trained for ninfer on synthetic dialogues.",
+     "say where I come from"),
     (("Say nothing but OK.", "Answer with OK.", "Say OK."), "OK", "answer OK"),
     (("Say yes.", "Answer with yes."), "yes", "answer yes"),
 )  # fmt: skip
@@ -93,9 +97,7 @@ def counting(v: Values) -> Turn:
     if style == 2:
         step, count = v.number(2, 10), v.number(4, 10)
         shown = ", ".join(str(start + step * i) for i in range(count))
-        return Turn(
-            f"Count in steps of {step} from {start}, {count} numbers.", shown, f"add {step} each time"
-        )
+        return Turn(f"Count in steps of {step} from {start}, {count} numbers.", shown, f"add {step} each time")
     if style == 3:
         count = v.number(2, 5)
         text = sentence(v)
@@ -153,8 +155,7 @@ def plain_text(v: Values) -> str:
         return " ".join(letters[start:])
     if style == 3:
         return "\n".join(
-            f"{a} + {b} = {a + b}"
-            for a, b in ((v.number(0, 9), v.number(0, 9)) for _ in range(v.number(3, 8)))
+            f"{a} + {b} = {a + b}" for a, b in ((v.number(0, 9), v.number(0, 9)) for _ in range(v.number(3, 8)))
         )
     hero = words.with_articles(f"a {v.pick(words.ANIMALS)}") if v.coin(0.5) else v.name()
     return _story(v, hero)

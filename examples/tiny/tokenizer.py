@@ -13,9 +13,8 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-
 import corpus
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 VOCABULARY = 4096
 PATTERN = (

@@ -18,16 +18,15 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+import corpus
+import fast
 import numpy as np
+import tokenizer as tokens
 import torch
+from model import Mtp, build, config
 from safetensors.torch import save_file
 from torch.nn import functional as F
 from transformers import Qwen3_5ForCausalLM
-
-import corpus
-import fast
-import tokenizer as tokens
-from model import Mtp, build, config
 
 Document = tuple[np.ndarray, np.ndarray]
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -37,9 +36,7 @@ DRAFTS = 4
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--steps", type=int, default=2400, help="optimizer steps of the model")
     parser.add_argument("--mtp-steps", type=int, default=400, help="optimizer steps of the MTP module")
@@ -148,9 +145,7 @@ def train_model(model: Qwen3_5ForCausalLM, stream: Iterator[Batch], options: arg
     return fit(list(model.parameters()), losses, stream, options.steps, options.seconds, options)
 
 
-def train_mtp(
-    model: Qwen3_5ForCausalLM, mtp: Mtp, stream: Iterator[Batch], options: argparse.Namespace
-) -> int:
+def train_mtp(model: Qwen3_5ForCausalLM, mtp: Mtp, stream: Iterator[Batch], options: argparse.Namespace) -> int:
     """Teaches the drafts the model's own most likely tokens, `DRAFTS` steps ahead, with the model frozen."""
 
     def losses(ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -232,10 +227,7 @@ def save(model: Qwen3_5ForCausalLM, mtp: Mtp, folder: Path) -> None:
     tensors = {name: p for name, p in model.named_parameters() if name != "lm_head.weight"}
     tensors |= {f"mtp.{name}": p for name, p in mtp.named_parameters()}
     stored = {
-        name: p.detach()
-        .cpu()
-        .to(torch.float32 if name.endswith(("A_log", "dt_bias")) else torch.bfloat16)
-        .contiguous()
+        name: p.detach().cpu().to(torch.float32 if name.endswith(("A_log", "dt_bias")) else torch.bfloat16).contiguous()
         for name, p in tensors.items()
     }
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
