@@ -139,8 +139,8 @@ def attention(b: Bench) -> Iterator[Line]:
     blocks = 8192 // 64
     norm = b.buffer(256, dtype="bf16")
     for dtype in ("f32", "bf16"):
-        planes = (b.buffer(blocks, 2, 64, 256, dtype=dtype) for _ in range(2))
-        kv = KVPlanes(*planes, b.ints(np.arange(blocks)[None]))
+        keys, values = (b.buffer(blocks, 2, 64, 256, dtype=dtype) for _ in range(2))
+        kv = KVPlanes(keys, values, b.ints(np.arange(blocks)[None]))
         for W, start in ((1, 500), (1, 8000), (4, 4000), (512, 0), (512, 4096)):
             rows = b.rows(1, W, start)
             q, gate, out = (b.buffer(W, 8 * 256) for _ in range(3))
