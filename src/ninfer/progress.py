@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from types import TracebackType
 from typing import Any
 
@@ -28,11 +30,10 @@ class Meter:
         self._stage, self._total = stage, total
         self._callback = progress if callable(progress) else None
         self._bar: Any = None
-        if self._callback is None and progress is not False:
-            from tqdm.auto import tqdm
-
-            hidden = False if progress else None  # None: hidden unless it is a terminal
-            self._bar = tqdm(desc=stage, total=total, unit=unit, unit_scale=unit == "B", disable=hidden, delay=delay)
+        if self._callback is None and (progress or (progress is None and _watched())):
+            with warnings.catch_warnings(action="ignore"):  # a notebook without widgets gets a bar of text
+                from tqdm.auto import tqdm
+            self._bar = tqdm(desc=stage, total=total, unit=unit, unit_scale=unit == "B", delay=delay)
 
     def __call__(self, amount: int, note: str = "") -> None:
         """Count ``amount`` more; ``note`` is shown beside the bar."""
@@ -60,3 +61,8 @@ class Meter:
     ) -> None:
         if self._bar is not None:
             self._bar.close()
+
+
+def _watched() -> bool:
+    """Whether somebody looks at standard error: in a terminal or a notebook."""
+    return sys.stderr.isatty() or "ipykernel" in sys.modules

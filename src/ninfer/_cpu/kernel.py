@@ -10,6 +10,7 @@ kernel's module and of the modules that one imports, Numba, llvmlite, Python and
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import importlib
 import logging
@@ -26,6 +27,7 @@ from llvmlite import binding
 from numba import types
 from numba.core.caching import CompileResultCacheImpl, FunctionCache
 from numba.core.ccallback import CFunc
+from numba.core.runtime import rtsys
 
 from ninfer import env
 
@@ -35,8 +37,11 @@ _PACKAGE = "ninfer._cpu"
 _IMPORT = re.compile(rf"^from ({re.escape(_PACKAGE)}[.\w]*) import", re.MULTILINE)
 _OPTIONS = {"error_model": "numpy"}
 
-KERNEL_MODULES = ("products", "rows", "project", "attention", "gdn", "moe", "sample", "probe")
-"""Modules of ``ninfer._cpu.kernels`` that declare kernels."""
+KERNEL_MODULES = (
+    "launch", "kernels.products", "kernels.rows", "kernels.project", "kernels.attention", "kernels.gdn", "kernels.moe",
+    "kernels.sample", "kernels.probe",
+)  # fmt: skip
+"""Modules of this room that declare native functions."""
 
 kernels: dict[str, Kernel] = {}
 """Every declared kernel by name."""
@@ -111,8 +116,10 @@ class DiskCache(FunctionCache):
         return (sig, codegen.magic_tuple())
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
+        # Numba would first load every type and function it knows; finished code needs its memory routines alone.
         try:
-            return super().load_overload(sig, target_context)
+            rtsys.initialize(target_context)
+            return self._load_overload(sig, target_context)
         except Exception as error:  # a damaged entry of any kind is a miss
             log.warning("ignoring the compiled kernel %s: %s", self._name, error)
             return None
@@ -134,6 +141,8 @@ class Kernel:
         native._cache = DiskCache(function, name)
         self._native = native
         self._address = 0
+        self._arity = arity
+        self._entry: Any = None
 
     def compile(self) -> None:
         """Compile the function or load it from the cache, unless that is done."""
@@ -145,6 +154,12 @@ class Kernel:
     def address(self) -> int:
         self.compile()
         return self._address
+
+    def __call__(self, *words: int) -> None:
+        """Call the function with int64 words, without holding the interpreter's lock."""
+        if self._entry is None:
+            self._entry = ctypes.CFUNCTYPE(None, *(ctypes.c_int64,) * self._arity)(self.address)
+        self._entry(*words)
 
 
 def kernel(name: str, arity: int = 4) -> Callable[[Any], Kernel]:
@@ -159,11 +174,8 @@ def kernel(name: str, arity: int = 4) -> Callable[[Any], Kernel]:
 
 def compile_all(progress: Callable[[int, int, str], None] | None = None) -> None:
     """Compile or load every kernel; ``progress(done, total, name)`` after each."""
-    from ninfer._cpu.launch import native
-
     for module in KERNEL_MODULES:
-        importlib.import_module(f"{_PACKAGE}.kernels.{module}")
-    native()
+        importlib.import_module(f"{_PACKAGE}.{module}")
     for done, each in enumerate(kernels.values(), 1):
         each.compile()
         if progress is not None:

@@ -66,7 +66,8 @@ class RequestRecord:
     metadata: Mapping[str, Any] | None = None
 
     state: RequestState = RequestState.WAITING
-    lane: int | None = None
+    lane: int = -1
+    """Its lane, once it is admitted."""
     sequence: SequenceHandle | None = None
     cached_tokens: int = 0
     produced: int = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, Protocol
 
 from ninfer.runtime.record import RequestState
 
@@ -25,10 +25,7 @@ class Row(Protocol):
     """An active request as the scheduler sees it."""
 
     state: RequestState
-    lane: int | None
-
-
-R = TypeVar("R", bound=Row)
+    lane: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +96,7 @@ class Scheduler:
 
     # units
 
-    def choose(self, rows: Iterable[R]) -> Unit | None:
+    def choose(self, rows: Iterable[Row]) -> Unit | None:
         """The next unit, or None when no row can run.
 
         Forced control goes first: it is short and happens once a request. Otherwise prefill and decode alternate
@@ -109,11 +106,11 @@ class Scheduler:
         ready: list[int] = []
         for row in rows:
             if row.state is RequestState.DECODE_READY:
-                ready.append(row.lane)  # type: ignore[arg-type]
+                ready.append(row.lane)
             elif row.state is RequestState.PREFILL:
-                staged.append(row.lane)  # type: ignore[arg-type]
+                staged.append(row.lane)
             elif row.state is RequestState.CONTROL_READY:
-                return Unit("control", (row.lane,))  # type: ignore[arg-type]
+                return Unit("control", (row.lane,))
         if staged and not (ready and self._prefilled_since_decode):
             self._prefilled_since_decode = True
             self._last_prefill_lane = min(staged, key=lambda lane: (lane <= self._last_prefill_lane, lane))

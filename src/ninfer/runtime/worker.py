@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import TypeVar
 
 from ninfer.contract import PendingBatch, ProgramPort, ResourcePlan, SequenceHandle, TransactionStatus
@@ -230,7 +231,7 @@ class Worker:
         record.lane, record.sequence = adoption.lane, adoption.sequence
         record.cached_tokens, record.admitted = adoption.reused_tokens, now
         self.active.append(record)
-        self.active.sort(key=_lane)
+        self.active.sort(key=attrgetter("lane"))
         prompt = len(record.request.identity.tokens)
         self.metrics.prompt_tokens += prompt
         self.metrics.cached_tokens += adoption.reused_tokens
@@ -323,7 +324,7 @@ class Worker:
         """
         row.ending = ending
         row.state = RequestState.TERMINAL_PENDING
-        self.resources.mark_terminal(_lane(row), retain=row.previewed)
+        self.resources.mark_terminal(row.lane, retain=row.previewed)
         if not self.resources.open:
             self._settle(row, now)
 
@@ -337,7 +338,7 @@ class Worker:
         """Release the row's resources, then commit and publish the last of its output."""
         ending = row.ending
         assert ending is not None
-        self.resources.settle_terminal(_lane(row))
+        self.resources.settle_terminal(row.lane)
         self.active.remove(row)
         self.metrics.memory = self._program.stats()
         events: list[Event] = []
@@ -380,11 +381,6 @@ def _attempt(step: Callable[[], object]) -> None:
         step()
     except BaseException as error:
         log.error("a cleanup step failed", exc_info=error)
-
-
-def _lane(row: RequestRecord) -> int:
-    assert row.lane is not None
-    return row.lane
 
 
 def _sequence(row: RequestRecord) -> SequenceHandle:

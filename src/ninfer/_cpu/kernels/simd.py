@@ -94,8 +94,35 @@ def mask_ir(b, count):
 
 def masked_load(b, pointer, mask, element, name: str):
     kind = ir.VectorType(element, LANES)
-    align = element.width // 8 if isinstance(element, ir.IntType) else 4
-    return call(b, f"llvm.masked.load.v16{name}.p0", kind, pointer, ir.Constant(i32, align), mask, zeros(kind))
+    align = ir.Constant(i32, element_bytes(element))
+    return call(b, f"llvm.masked.load.v16{name}.p0", kind, pointer, align, mask, zeros(kind))
+
+
+def part_load(b, pointer, count, element, name: str):
+    """Lanes below ``count`` and zeros above; whole vectors, the common case, take no mask."""
+    kind = ir.VectorType(element, LANES)
+    cell = cgutils.alloca_once(b, kind)
+    with b.if_else(b.icmp_signed(">=", count, ir.Constant(i64, LANES)), likely=True) as (whole, part):
+        with whole:
+            b.store(load_ir(b, b.bitcast(pointer, kind.as_pointer()), element_bytes(element)), cell)
+        with part:
+            b.store(masked_load(b, pointer, mask_ir(b, count), element, name), cell)
+    return b.load(cell)
+
+
+def part_store(b, value, pointer, count, element, name: str) -> None:
+    """Lanes below ``count``."""
+    kind = ir.VectorType(element, LANES)
+    with b.if_else(b.icmp_signed(">=", count, ir.Constant(i64, LANES)), likely=True) as (whole, part):
+        with whole:
+            b.store(value, b.bitcast(pointer, kind.as_pointer()), align=element_bytes(element))
+        with part:
+            align = ir.Constant(i32, element_bytes(element))
+            call(b, f"llvm.masked.store.v16{name}.p0", ir.VoidType(), value, pointer, align, mask_ir(b, count))
+
+
+def element_bytes(element) -> int:
+    return element.width // 8 if isinstance(element, ir.IntType) else 4
 
 
 def zeros(kind):
@@ -223,8 +250,7 @@ def load_part(typingctx, p, i, n):
     """Lanes p[i : i+n], the others zero; n may exceed 16."""
 
     def codegen(context, b, signature, args):
-        pointer = b.gep(args[0], [args[1]])
-        return masked_load(b, pointer, mask_ir(b, args[2]), f32_t, "f32")
+        return part_load(b, b.gep(args[0], [args[1]]), args[2], f32_t, "f32")
 
     return vec(types.CPointer(types.float32), _index, _index), codegen
 
@@ -234,8 +260,7 @@ def load_bf16(typingctx, p, i, n):
     """Lanes of bf16 words p[i : i+n], the others zero; n may exceed 16."""
 
     def codegen(context, b, signature, args):
-        pointer = b.gep(args[0], [args[1]])
-        return widen_bf16(b, masked_load(b, pointer, mask_ir(b, args[2]), i16, "i16"))
+        return widen_bf16(b, part_load(b, b.gep(args[0], [args[1]]), args[2], i16, "i16"))
 
     return vec(types.CPointer(types.uint16), _index, _index), codegen
 
@@ -256,8 +281,7 @@ def store_part(typingctx, p, i, x, n):
     """p[i : i+n] = x; n may exceed 16."""
 
     def codegen(context, b, signature, args):
-        pointer, mask = b.gep(args[0], [args[1]]), mask_ir(b, args[3])
-        call(b, "llvm.masked.store.v16f32.p0", ir.VoidType(), args[2], pointer, ir.Constant(i32, 4), mask)
+        part_store(b, args[2], b.gep(args[0], [args[1]]), args[3], f32_t, "f32")
         return context.get_dummy_value()
 
     return types.void(types.CPointer(types.float32), _index, vec, _index), codegen
@@ -268,8 +292,7 @@ def store_bf16(typingctx, p, i, x, n):
     """bf16 words p[i : i+n] = x rounded to nearest even; n may exceed 16."""
 
     def codegen(context, b, signature, args):
-        pointer, words, mask = b.gep(args[0], [args[1]]), narrow_bf16(b, args[2]), mask_ir(b, args[3])
-        call(b, "llvm.masked.store.v16i16.p0", ir.VoidType(), words, pointer, ir.Constant(i32, 2), mask)
+        part_store(b, narrow_bf16(b, args[2]), b.gep(args[0], [args[1]]), args[3], i16, "i16")
         return context.get_dummy_value()
 
     return types.void(types.CPointer(types.uint16), _index, vec, _index), codegen
