@@ -109,7 +109,7 @@ class DiskCache(FunctionCache):
     def __init__(self, function: Any, name: str) -> None:
         super().__init__(function)
         self._cache_file._index_name = f"{name}.nbi"
-        self._cache_file._index_path = str(Path(self._cache_path) / f"{name}.nbi")
+        self.index = self._cache_file._index_path = str(Path(self._cache_path) / f"{name}.nbi")
         self._cache_file._data_name_pattern = name + ".{number:d}.nbc"
 
     def _index_key(self, sig: Any, codegen: Any) -> Any:
@@ -151,6 +151,11 @@ class Kernel:
             self._address = self._native.address
 
     @property
+    def ready(self) -> bool:
+        """Whether the function is compiled, here or in the cache."""
+        return bool(self._address) or Path(self._native._cache.index).exists()
+
+    @property
     def address(self) -> int:
         self.compile()
         return self._address
@@ -173,10 +178,11 @@ def kernel(name: str, arity: int = 4) -> Callable[[Any], Kernel]:
 
 
 def compile_all(progress: Callable[[int, int, str], None] | None = None) -> None:
-    """Compile or load every kernel; ``progress(done, total, name)`` after each."""
+    """Compile what the cache lacks; ``progress(done, total, name)`` after each. The rest is loaded when first used."""
     for module in KERNEL_MODULES:
         importlib.import_module(f"{_PACKAGE}.{module}")
-    for done, each in enumerate(kernels.values(), 1):
+    missing = [each for each in kernels.values() if not each.ready]
+    for done, each in enumerate(missing, 1):
         each.compile()
         if progress is not None:
-            progress(done, len(kernels), each.name)
+            progress(done, len(missing), each.name)
