@@ -17,6 +17,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -121,7 +122,9 @@ class DiskCache(FunctionCache):
             rtsys.initialize(target_context)
             return self._load_overload(sig, target_context)
         except Exception as error:  # a damaged entry of any kind is a miss
-            log.warning("ignoring the compiled kernel %s: %s", self._name, error)
+            log.warning("compiling %s again: %s", self._name, error)
+            with suppress(OSError):
+                self.flush()
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
