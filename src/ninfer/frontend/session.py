@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import attrs
 import numpy as np
 
+from ninfer.constraints.report import ConstraintReport
+from ninfer.constraints.service import Opened
 from ninfer.errors import InvariantError
 from ninfer.frontend.decoder import Decoder, Piece
 from ninfer.frontend.envelope import Envelope, RawCall
@@ -89,13 +91,23 @@ class OutputSession:
 
     While ``control`` is not empty, exactly those tokens come next, through ``preview_control``: the thinking
     budget is used up and the canonical close is due. ``licence()`` is how many tokens may come before that.
+    ``matcher``: the state of the request's constraint, which previews, commits and discards with the session;
+    None without one. ``opened``: it and how it was made.
+
     ``text``, ``thinking``, ``tool_calls``, ``token_ids``, ``logprobs`` and ``thinking_tokens`` (tokens that
     began inside the thinking, forced ones included) describe what is committed.
     """
 
     def __init__(
-        self, protocol: OutputProtocol, prompt: PreparedPrompt, options: RequestOptions, max_tokens: int
+        self,
+        protocol: OutputProtocol,
+        prompt: PreparedPrompt,
+        options: RequestOptions,
+        max_tokens: int,
+        opened: Opened | None = None,
     ) -> None:
+        self._opened = opened
+        self.matcher = opened.matcher if opened else None
         self._protocol = protocol
         self._prompt = prompt
         self._max_tokens = max_tokens
@@ -106,6 +118,7 @@ class OutputSession:
             stops=options.stop,
             stop_in_thinking=options.thinking_stop,
             thinking=prompt.start_channel == "thinking",
+            exact=opened is not None,
         )
         self._decoder.resume(prompt.continuation.decode())
         self._count = _Count()
@@ -197,6 +210,8 @@ class OutputSession:
         work = self._round
         if work is None:
             raise InvariantError("commit without a preview")
+        if self.matcher is not None:
+            self.matcher.commit()
         self._round = None
         return self._adopt(work)
 
@@ -204,6 +219,8 @@ class OutputSession:
         """Forget the preview; everything is as before it."""
         if self._round is None:
             raise InvariantError("discard without a preview")
+        if self.matcher is not None:
+            self.matcher.discard()
         self._round = None
 
     def finish(self, reason: FinishReason) -> list[Delta | ToolCallEvent]:
@@ -259,6 +276,8 @@ class OutputSession:
             if natural:
                 why = "stop_string" if work.decoder.stopped else count.ending[1]
                 count.ending = ("tool_calls" if count.calls else "stop", why)
+        if self.matcher is not None:
+            self.matcher.preview(work.tokens)
         self._round = work
         return Preview(len(work.tokens), count.ending, tuple(work.boundaries))
 
