@@ -200,8 +200,9 @@ class RequestOptions:
     stop_token_ids: further ids that end the request. ignore_eos: do not end at the model's own stop ids.
     thinking_stop: let stop strings also end the thinking channel. thinking_budget: tokens of thinking before the
     canonical close is forced, >= 0. constraint: an OutputConstraint that the content must satisfy; with one, only the
-    model's own stop ids end the answer: no stop strings, stop ids of the request or ignore_eos. timeout: seconds for the whole request. logprobs: ``None``, or 0..20
-    alternatives beside each emitted token. metadata: kept with the handle, never read.
+    model's own stop ids end the answer, so stop, stop_token_ids and ignore_eos are refused. timeout: seconds for the
+    whole request. logprobs: ``None``, or 0..20 alternatives beside each emitted token. metadata: kept with the handle,
+    never read.
     """
 
     max_tokens: int | None = attrs.field(default=None, validator=_integer(0, optional=True))

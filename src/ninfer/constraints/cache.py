@@ -86,9 +86,7 @@ class GrammarCache(Generic[T]):
 
     def stats(self) -> CacheStats:
         with self._lock:
-            return CacheStats(
-                len(self._kept), self._retained(), self._hits, self._builds, self._waits, self._evictions
-            )
+            return CacheStats(len(self._kept), self._retained(), self._hits, self._builds, self._waits, self._evictions)
 
     def _retained(self) -> int:
         return sum(value.nbytes for value in self._kept.values())

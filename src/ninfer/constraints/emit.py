@@ -14,12 +14,14 @@ from ninfer.constraints.automata import Dfa
 from ninfer.constraints.chars import END, SURROGATES, Ranges
 from ninfer.constraints.ir import Alt, Auto, Class, Counted, Grammar, Lit, Node, NotTok, Ref, Rep, Seq, Tok
 from ninfer.constraints.limits import MAX_EMITTED_BYTES
-from ninfer.errors import ConstraintLimit, InvariantError
+from ninfer.constraints.spelling import spelled
+from ninfer.errors import ConstraintLimit
 
 _BROAD = 64
 """ASCII characters from which a class counts as broad."""
+_DIRECT = "[^\\U00000000-\\U0000001F\\U00000022\\U0000005C\\U0000D800-\\U0000DFFF]"
 _STRING = (
-    'string ::= "" | [^\\U00000000-\\U0000001F\\U00000022\\U0000005C\\U0000D800-\\U0000DFFF] string | "\\\\" escape string\n'
+    f'string ::= "" | {_DIRECT} string | "\\\\" escape string\n'
     'escape ::= ["\\\\bfnrt] | "u000" [0-7bef] | "u001" [0-9a-f]\n'
 )
 """The inside of any canonical JSON string."""
@@ -41,6 +43,7 @@ class _Emitter:
         self.waiting: list[str] = []
         self.automata: dict[int, str] = {}
         self.loops: dict[Node, str] = {}
+        self.counts: set[str] = set()
         self.string = False
         self.lines: list[str] = []
         self.size = 0
@@ -87,10 +90,8 @@ class _Emitter:
         if isinstance(node, NotTok):
             return f"ExcludeToken({', '.join(map(str, sorted({*node.ids, *self.reserved})))})"
         if isinstance(node, Counted):
-            if node != Counted(0, None):
-                raise InvariantError("counted strings are not emitted")
             self.string = True
-            return "string"
+            return self.counted(node.low, node.high)
         return self.automaton(node)
 
     def repetition(self, node: Rep) -> str:
@@ -117,11 +118,20 @@ class _Emitter:
             self.rule(name, " | ".join(['""', *(f"{self.node(option)} {name}" for option in options)]))
         return self.loops[item]
 
+    def counted(self, low: int, high: int | None) -> str:
+        """Right-linear rules, one per character still to come."""
+        name = "string" if (low, high) == (0, None) else f"c{low}_{'' if high is None else high}"
+        if high == 0:
+            return '""'
+        if name not in self.counts and name != "string":
+            self.counts.add(name)
+            rest = self.counted(max(low - 1, 0), None if high is None else high - 1)
+            self.rule(name, ('"" | ' if low == 0 else "") + f'{_DIRECT} {rest} | "\\\\" escape {rest}')
+        return name
+
     def automaton(self, node: Auto) -> str:
         """Right-linear rules, one per state."""
-        if node.spelling != "raw":
-            raise InvariantError("automata inside JSON strings are not emitted")
-        dfa = node.dfa
+        dfa = node.dfa if node.spelling == "raw" else spelled(node.dfa)
         if dfa.empty:
             return "[]"
         if id(dfa) not in self.automata:

@@ -23,7 +23,7 @@ Words = npt.NDArray[np.uint32]
 
 
 class Parser(Protocol):
-    """One reading of a language. ``accept`` and ``accept_bytes`` that return True are one step each for ``rollback``."""
+    """One reading of a language. An ``accept`` or ``accept_bytes`` that returns True is one step for ``rollback``."""
 
     @property
     def complete(self) -> bool: ...
@@ -42,7 +42,7 @@ class Matcher:
 
     ``complete`` and ``terminated`` describe the committed output: it may end here; a stop token was committed.
     ``steps``: committed tokens. ``masks``: positions filled so far. ``mask_seconds`` and ``matcher_seconds``: host
-    time spent filling and reading, when ``timed``.
+    time spent filling and reading; None unless ``timed``.
     """
 
     def __init__(self, parser: Parser, index: TokenIndex, *, timed: bool = False) -> None:
@@ -53,7 +53,6 @@ class Matcher:
         self._words = np.zeros(index.words, np.uint32)
         self._signed = self._words.view(np.int32)
         self._first: Words | None = None
-        self._clock = perf_counter if timed else _no_clock
         self._tentative = 0
         """Parser steps beyond the committed output."""
         self._preview: tuple[int, bool, bool] | None = None
@@ -62,8 +61,13 @@ class Matcher:
         self.terminated = False
         self.steps = 0
         self.masks = 0
-        self.mask_seconds = 0.0
-        self.matcher_seconds = 0.0
+        self.mask_seconds: float | None = 0.0 if timed else None
+        self.matcher_seconds: float | None = 0.0 if timed else None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one mask."""
+        return self._words.nbytes
 
     # -- start ---------------------------------------------------------------------------------------------------
 
@@ -113,11 +117,12 @@ class Matcher:
         return RowMask(positions, dead, unreachable if unreachable < positions else None)
 
     def _fill(self) -> SlotStatus:
-        begin = self._clock()
+        begin = perf_counter()
         self._parser.fill(self._signed)
         self._words[-1] &= self._index.last_word
         self.masks += 1
-        self.mask_seconds += self._clock() - begin
+        if self.mask_seconds is not None:
+            self.mask_seconds += perf_counter() - begin
         return SlotStatus.READY if self._words.any() else SlotStatus.DEAD_END
 
     def _takes(self, token: int) -> bool:
@@ -168,16 +173,13 @@ class Matcher:
         self._undo()
 
     def _read(self, token: int) -> bool:
-        begin = self._clock()
+        begin = perf_counter()
         taken = self._parser.accept(token)
         self._tentative += taken
-        self.matcher_seconds += self._clock() - begin
+        if self.matcher_seconds is not None:
+            self.matcher_seconds += perf_counter() - begin
         return taken
 
     def _undo(self) -> None:
         steps, self._tentative = self._tentative, 0
         self._parser.rollback(steps)
-
-
-def _no_clock() -> float:
-    return 0.0

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Hashable
 from time import perf_counter
 
 import attrs
 
-from ninfer.constraints.cache import CacheOutcome, CacheStats, GrammarCache
+from ninfer.constraints.cache import CacheOutcome, GrammarCache
 from ninfer.constraints.emit import emit
 from ninfer.constraints.ir import Grammar
 from ninfer.constraints.matcher import Matcher
@@ -27,8 +28,9 @@ class LanguagePlan:
 
 @attrs.frozen
 class Opened:
-    """A matcher at the start of a request. seconds: what it took."""
+    """A matcher at the start of a request. kind: of the plan. seconds: what it took."""
 
+    kind: str
     matcher: Matcher
     cache: CacheOutcome
     seconds: float
@@ -46,6 +48,7 @@ class ConstraintService:
         self._index = TokenIndex(classes, shared)
         self._cache: GrammarCache[CompiledGrammar] = GrammarCache(cache_bytes - shared)
         self._timed = timed
+        self._live: weakref.WeakSet[Matcher] = weakref.WeakSet()
 
     def open(self, plan: LanguagePlan, prefix: bytes = b"") -> Opened:
         """A matcher that has read ``prefix`` and knows its first mask. Raises ConstraintError."""
@@ -53,10 +56,19 @@ class ConstraintService:
         compiled, outcome = self._cache.get(plan.key, lambda: self._compile(plan))
         matcher = Matcher(compiled.parser(), self._index, timed=self._timed)
         matcher.start(prefix)
-        return Opened(matcher, outcome, perf_counter() - begin)
+        self._live.add(matcher)
+        return Opened(plan.kind, matcher, outcome, perf_counter() - begin)
 
-    def stats(self) -> CacheStats:
-        return self._cache.stats()
+    def stats(self) -> dict[str, int]:
+        """The cache's counters and sizes; ``index_bytes`` of the vocabulary's index (about); matchers alive and the
+        tokens they have read. Index and matchers are outside the cache's budget."""
+        live = list(self._live)
+        return {
+            **attrs.asdict(self._cache.stats()),
+            "index_bytes": self._index.nbytes,
+            "matchers": len(live),
+            "matcher_tokens": sum(matcher.steps for matcher in live),
+        }
 
     def _compile(self, plan: LanguagePlan) -> CompiledGrammar:
         text = emit(plan.build(), self._index.classes.reserved)

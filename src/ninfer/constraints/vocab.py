@@ -12,6 +12,9 @@ import numpy.typing as npt
 
 from ninfer.constraints.xgrammar import Compiler
 
+_ENTRY_BYTES = 128
+"""What the core keeps of a token besides its bytes, as measured."""
+
 
 @attrs.frozen(eq=False)
 class TokenClasses:
@@ -60,8 +63,9 @@ class TokenIndex:
         return usable
 
     @property
-    def indexed(self) -> bool:
-        return self._compiler is not None
+    def nbytes(self) -> int:
+        """About what the index holds, bytes: nothing before it is used."""
+        return 0 if self._compiler is None else sum(map(len, self.classes.data)) + _ENTRY_BYTES * self.size
 
     def compiler(self) -> Compiler:
         """The compiler over this vocabulary."""

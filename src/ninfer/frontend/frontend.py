@@ -50,7 +50,9 @@ class Frontend:
     the seed; where it is silent, temperature 1, top_p 1, top_k 20. ``do_sample: false`` is temperature 0, and
     top_k above 64 becomes 64. constraints: the compiled languages of this vocabulary.
 
-    grammar_cache_bytes: what ``constraints`` may retain. timed: have it measure its work. Raises ArtifactError, naming the file, for resources that cannot be honoured.
+    grammar_cache_bytes: what ``constraints`` may retain. timed: have it measure its work.
+
+    Raises ArtifactError, naming the file, for resources that cannot be honoured.
     """
 
     def __init__(

@@ -6,11 +6,11 @@ import copy
 import hashlib
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 import numpy as np
 
-from ninfer.constraints.report import ConstraintReport
 from ninfer.constraints.service import Opened
 from ninfer.errors import InvariantError
 from ninfer.frontend.decoder import Decoder, Piece
@@ -20,7 +20,16 @@ from ninfer.frontend.prompt import PreparedPrompt
 from ninfer.frontend.protocol import CANONICAL_CLOSE, THINK_OPEN
 from ninfer.frontend.tokenizer import Tokenizer
 from ninfer.options import RequestOptions
-from ninfer.results import Channel, Delta, FinishReason, StopReason, TokenLogprob, ToolCall, ToolCallEvent
+from ninfer.results import (
+    Channel,
+    ConstraintReport,
+    Delta,
+    FinishReason,
+    StopReason,
+    TokenLogprob,
+    ToolCall,
+    ToolCallEvent,
+)
 
 Ending = tuple[FinishReason, StopReason | None]
 
@@ -155,6 +164,37 @@ class OutputSession:
     @property
     def thinking_tokens(self) -> int:
         return self._count.thinking
+
+    @property
+    def constraint(self) -> ConstraintReport | None:
+        """What became of the constraint so far; None without one."""
+        opened, matcher = self._opened, self.matcher
+        if opened is None or matcher is None:
+            return None
+        return ConstraintReport(
+            kind=opened.kind,
+            branch="content" if self._prompt.continuation or self.text else "undecided",
+            complete=matcher.complete,
+            terminated=matcher.terminated,
+            cache=opened.cache,
+            masks=matcher.masks,
+            mask_h2d_bytes=matcher.masks * matcher.nbytes,
+            mask_seconds=matcher.mask_seconds,
+            matcher_seconds=matcher.matcher_seconds,
+        )
+
+    @property
+    def parsed(self) -> Any:
+        """The JSON value of the whole text, when a JSON constraint is complete."""
+        opened, matcher = self._opened, self.matcher
+        if opened is None or matcher is None or not matcher.complete or not opened.kind.startswith("json"):
+            return None
+        return json.loads(self._prompt.continuation.decode() + self.text)
+
+    @property
+    def constraint_seconds(self) -> float | None:
+        """How long the constraint took to prepare."""
+        return self._opened.seconds if self._opened else None
 
     @property
     def control(self) -> tuple[int, ...]:

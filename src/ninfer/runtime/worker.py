@@ -358,7 +358,7 @@ class Worker:
         result = record.result()
         record.state = RequestState.FINISHED
         del self._records[record.id]
-        self.metrics.finished[ending.finish] += 1
+        self.metrics.settle(result)
         record.response.publish(events)
         record.response.complete(result)
 
