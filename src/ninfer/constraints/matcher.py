@@ -8,6 +8,7 @@ Everything that can fail happens in ``preview``; ``commit`` only assigns.
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from time import perf_counter
 from typing import Protocol
@@ -137,10 +138,20 @@ class Matcher:
 
     def preview(self, tokens: Sequence[int]) -> None:
         """Read produced tokens tentatively. A stop id can only be the last. Raises InvariantError, unchanged."""
+        self._try(tokens, b"")
+
+    def preview_control(self, tokens: Sequence[int], tail: bytes) -> None:
+        """Read forced tokens tentatively. ``tail``: the last bytes of the output; a character they leave unfinished
+        is taken as finished, since no forced token could follow it."""
+        self._try(tokens, rest_of_character(tail))
+
+    def _try(self, tokens: Sequence[int], before: bytes) -> None:
         if self._preview is not None or self.terminated:
             raise InvariantError("a preview during a preview, or behind the end")
         terminated = False
         try:
+            if before:
+                self._tentative += self._parser.accept_bytes(before)
             for token in tokens:
                 if terminated:
                     raise InvariantError("a token behind the end")
@@ -183,3 +194,18 @@ class Matcher:
     def _undo(self) -> None:
         steps, self._tentative = self._tentative, 0
         self._parser.rollback(steps)
+
+
+def rest_of_character(tail: bytes) -> bytes:
+    """Some bytes that finish the UTF-8 character in which ``tail`` ends; none where it ends between two."""
+    _, used = codecs.utf_8_decode(tail, "replace", False)
+    pending = tail[used:]
+    for first in b"\x80\x90\xa0" if pending else b"":
+        for more in range(3):
+            rest = bytes([first]) + b"\x80" * more
+            try:
+                (pending + rest).decode()
+            except UnicodeDecodeError:
+                continue
+            return rest
+    return b""

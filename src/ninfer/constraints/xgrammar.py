@@ -120,6 +120,7 @@ def _bare_core() -> Any:
     with _without_torch():
         import tvm_ffi
     loaded = sys.modules.get(f"{_NAMESPACE}._ffi_api")
+    library: Any
     if loaded is None:
         spec = importlib.util.find_spec("xgrammar")
         assert spec is not None

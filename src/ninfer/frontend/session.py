@@ -243,7 +243,7 @@ class OutputSession:
         work = self._fork()
         for token in tokens:
             self._read(work, int(token), None, stop=False)
-        return self._close_round(work)
+        return self._close_round(work, forced=True)
 
     def commit(self) -> list[Delta | ToolCallEvent]:
         """Make the preview part of the answer. Returns its events, in order."""
@@ -308,7 +308,7 @@ class OutputSession:
         if count.ending is None and count.produced >= self._max_tokens:
             count.ending = ("length", "max_tokens")
 
-    def _close_round(self, work: _Round) -> Preview:
+    def _close_round(self, work: _Round, *, forced: bool = False) -> Preview:
         count = work.count
         if count.ending is not None:
             natural = count.ending[0] == "stop"
@@ -316,7 +316,10 @@ class OutputSession:
             if natural:
                 why = "stop_string" if work.decoder.stopped else count.ending[1]
                 count.ending = ("tool_calls" if count.calls else "stop", why)
-        if self.matcher is not None:
+        if self.matcher is not None and forced:
+            tail = b"".join(self._protocol.shown[token] for token in self._tokens[-3:])
+            self.matcher.preview_control(work.tokens, tail)
+        elif self.matcher is not None:
             self.matcher.preview(work.tokens)
         self._round = work
         return Preview(len(work.tokens), count.ending, tuple(work.boundaries))
