@@ -14,7 +14,8 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from ninfer._cpu.kernel import kernel
-from ninfer._cpu.kernels.simd import at, call4, i32, i64, i64p
+from ninfer._cpu.kernels.lanes import at, i32, i64
+from ninfer._cpu.kernels.simd import call4, i64p
 
 ENTRY = 4
 """int64 words of a recorded launch: kernel address, address of its argument words, tasks, tasks taken at a time."""

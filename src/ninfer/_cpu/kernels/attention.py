@@ -16,30 +16,24 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from ninfer._cpu.kernel import kernel
+from ninfer._cpu.kernels.lanes import VF, at, f32_t, fma_ir, i64, load_ir, splat
 from ninfer._cpu.kernels.products import STRETCH, WS_BYTES
 from ninfer._cpu.kernels.rows import norm1
 from ninfer._cpu.kernels.simd import (
-    VF,
-    at,
     call8,
     exp,
     f32,
-    f32_t,
     fill,
-    fma_ir,
     i32p,
-    i64,
     i64p,
     keep,
     lane0,
     largest,
     load,
     load_bf16,
-    load_ir,
     load_part,
     real,
     sigmoid,
-    splat,
     store,
     store_bf16,
     store_part,
