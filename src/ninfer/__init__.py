@@ -11,14 +11,22 @@ from ninfer.engine import Engine
 from ninfer.errors import (
     ArtifactError,
     Cancelled,
+    ConstraintCombination,
     ConstraintDeadEnd,
+    ConstraintError,
+    ConstraintLimit,
+    ConstraintPrefix,
     ContextOverflow,
     ConversionError,
     DeadlineExceeded,
     DeviceError,
     EngineClosed,
     EngineFailed,
+    InvalidChoice,
+    InvalidGrammar,
+    InvalidRegex,
     InvalidRequest,
+    InvalidSchema,
     InvariantError,
     NinferError,
     OutOfDeviceMemory,
@@ -27,11 +35,14 @@ from ninfer.errors import (
     RequestAborted,
     StaleHandle,
     ToolContractError,
+    UnsatisfiableSchema,
+    UnsupportedSchema,
 )
 from ninfer.handle import GenerationHandle
 from ninfer.inputs import Chat, Message, TextPrompt, TokenPrompt, Tool
 from ninfer.options import EngineOptions, RequestOptions, SamplingParams
 from ninfer.results import (
+    ConstraintReport,
     Delta,
     GenerationResult,
     GenerationStart,
@@ -45,6 +56,7 @@ from ninfer.results import (
 from ninfer.runtime.metrics import EngineStats
 
 if TYPE_CHECKING:
+    from ninfer.constraints import OutputConstraint
     from ninfer.frontend import PreparedPrompt
 
 __version__ = "0.1.0"
@@ -52,7 +64,12 @@ __all__ = [
     "ArtifactError",
     "Cancelled",
     "Chat",
+    "ConstraintCombination",
     "ConstraintDeadEnd",
+    "ConstraintError",
+    "ConstraintLimit",
+    "ConstraintPrefix",
+    "ConstraintReport",
     "ContextOverflow",
     "ConversionError",
     "DeadlineExceeded",
@@ -66,11 +83,16 @@ __all__ = [
     "GenerationHandle",
     "GenerationResult",
     "GenerationStart",
+    "InvalidChoice",
+    "InvalidGrammar",
+    "InvalidRegex",
     "InvalidRequest",
+    "InvalidSchema",
     "InvariantError",
     "Message",
     "NinferError",
     "OutOfDeviceMemory",
+    "OutputConstraint",
     "Overloaded",
     "PreparedPrompt",
     "QueueTimeout",
@@ -87,6 +109,8 @@ __all__ = [
     "ToolCall",
     "ToolCallEvent",
     "ToolContractError",
+    "UnsatisfiableSchema",
+    "UnsupportedSchema",
     "Usage",
     "__version__",
 ]
@@ -100,4 +124,8 @@ def __getattr__(name: str) -> Any:
         from ninfer.frontend import PreparedPrompt
 
         return PreparedPrompt
+    if name == "OutputConstraint":
+        from ninfer.constraints import OutputConstraint
+
+        return OutputConstraint
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -117,7 +117,8 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Counters since the start and gauges now. Never blocks."""
-        return self._core.stats()
+        stats = self._core.stats()
+        return attrs.evolve(stats, constraints={**stats.constraints, **self._frontend.constraints.stats()})
 
     def memory_bandwidth(self) -> float:
         """Bytes a second that large reads of the device's memory reach, measured now: what decoding is compared with.

@@ -155,11 +155,12 @@ class ConstraintPrefix(ConstraintError):
 
 
 class ConstraintLimit(ConstraintError):
-    """A documented limit was passed. ``limit`` names it."""
+    """A documented limit was passed. ``limit`` names it; ``pointer`` says where, when one place did it."""
 
-    def __init__(self, message: str, *, limit: str) -> None:
+    def __init__(self, message: str, *, limit: str, pointer: str | None = None) -> None:
         self.limit = limit
-        super().__init__(message, kind="limit")
+        self.pointer = pointer
+        super().__init__(message if pointer is None else f"at {pointer!r}: {message}", kind="limit")
 
 
 class InvalidChoice(ConstraintError):

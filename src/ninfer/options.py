@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import attrs
 
@@ -107,6 +107,26 @@ def _token_ids(_: Any, attribute: Any, value: tuple[Any, ...]) -> None:
             raise _refuse(f"expected a token id >= 0, got {item!r}", f"{attribute.name}[{i}]")
 
 
+@runtime_checkable
+class Constraint(Protocol):
+    """What an :class:`~ninfer.OutputConstraint` is to a request."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def source(self) -> str | tuple[str, ...]: ...
+
+    def accepts(self, text: str | bytes) -> bool: ...
+
+    def check(self) -> None: ...
+
+
+def _constraint(_: Any, attribute: Any, value: Any) -> None:
+    if value is not None and not isinstance(value, Constraint):
+        raise _refuse(f"expected an OutputConstraint, got {value!r}", attribute.name)
+
+
 def _sampling(_: Any, attribute: Any, value: Any) -> None:
     if value is not None and not isinstance(value, SamplingParams):
         raise _refuse(f"expected SamplingParams, got {value!r}", attribute.name)
@@ -149,6 +169,8 @@ class EngineOptions:
     may wait for a lane. max_tokens: default output budget of a request, tokens. prefill_chunk: tokens of one prefill
     unit. concurrent_prefill: admit while another request prefills. kv_capacity: tokens of the KV pool, or "auto"
     (max_concurrency x max_context, at most 25 % of RAM). kv_dtype: "auto" (fp32 on CPU), "fp32" or "bf16".
+    grammar_cache_bytes: compiled constraints that are kept, bytes. phase_timings: measure the host time of constraint
+    work in each result.
     progress: None (bars in a terminal or notebook), a bool, or ``callback(stage, done, total)``.
     """
 
@@ -164,6 +186,8 @@ class EngineOptions:
     concurrent_prefill: bool = attrs.field(default=False, validator=_boolean)
     kv_capacity: int | str = attrs.field(default="auto", validator=_kv_capacity)
     kv_dtype: str = attrs.field(default="auto", validator=_choice("auto", "fp32", "bf16"))
+    grammar_cache_bytes: int = attrs.field(default=256 << 20, validator=_integer(0))
+    phase_timings: bool = attrs.field(default=False, validator=_boolean)
     progress: bool | ProgressCallback | None = attrs.field(default=None, validator=_progress)
 
 
@@ -175,8 +199,10 @@ class RequestOptions:
     sampling: SamplingParams. stop: string or strings that end the content; the matched text is not published.
     stop_token_ids: further ids that end the request. ignore_eos: do not end at the model's own stop ids.
     thinking_stop: let stop strings also end the thinking channel. thinking_budget: tokens of thinking before the
-    canonical close is forced, >= 0. timeout: seconds for the whole request. logprobs: ``None``, or 0..20
-    alternatives beside each emitted token. metadata: kept with the handle, never read.
+    canonical close is forced, >= 0. constraint: an OutputConstraint that the content must satisfy; with one, only the
+    model's own stop ids end the answer, so stop, stop_token_ids and ignore_eos are refused. timeout: seconds for the
+    whole request. logprobs: ``None``, or 0..20 alternatives beside each emitted token. metadata: kept with the handle,
+    never read.
     """
 
     max_tokens: int | None = attrs.field(default=None, validator=_integer(0, optional=True))
@@ -186,6 +212,7 @@ class RequestOptions:
     ignore_eos: bool = attrs.field(default=False, validator=_boolean)
     thinking_stop: bool = attrs.field(default=False, validator=_boolean)
     thinking_budget: int | None = attrs.field(default=None, validator=_integer(0, optional=True))
+    constraint: Constraint | None = attrs.field(default=None, validator=_constraint)
     timeout: float | None = attrs.field(default=None, validator=_real(0.0, math.inf, open_low=True, optional=True))
     logprobs: int | None = attrs.field(default=None, validator=_integer(0, 20, optional=True))
     metadata: Mapping[str, Any] | None = attrs.field(default=None, validator=_metadata)

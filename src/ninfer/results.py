@@ -100,6 +100,28 @@ class SpeculationStats:
 
 
 @attrs.frozen(kw_only=True)
+class ConstraintReport:
+    """What became of a constrained answer. State describes committed output; work that was undone is counted too.
+
+    kind: what the constraint was made from, or "tools". branch: what the answer is, decided by its first byte.
+    complete: the output, with the text it continued, may end here. terminated: the model ended it. cache: the compiled
+    language was there, was made for this request, or was being made for another. masks: positions filled.
+    mask_h2d_bytes: bytes sent to the device for them. mask_seconds and matcher_seconds: host time, inside other
+    intervals, of filling masks and of reading tokens; None unless the engine was opened with ``phase_timings``.
+    """
+
+    kind: str
+    branch: Literal["undecided", "content", "tools"] = "undecided"
+    complete: bool = False
+    terminated: bool = False
+    cache: Literal["hit", "built", "waited"] = "hit"
+    masks: int = 0
+    mask_h2d_bytes: int = 0
+    mask_seconds: float | None = None
+    matcher_seconds: float | None = None
+
+
+@attrs.frozen(kw_only=True)
 class GenerationResult:
     """The last event of every request. ``str(result)`` is the text.
 
@@ -122,7 +144,7 @@ class GenerationResult:
     usage: Usage = Usage()
     timings: Timings = Timings()
     speculation: SpeculationStats | None = None
-    constraint: Any = None
+    constraint: ConstraintReport | None = None
     error: BaseException | None = None
     seed: int | None = None
     index: int | None = None

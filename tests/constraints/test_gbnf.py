@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ninfer.constraints.gbnf import parse
 from ninfer.constraints.ir import NotTok, Tok
-from ninfer.constraints.limits import MAX_GRAMMAR_REPEAT
+from ninfer.constraints.limits import MAX_GRAMMAR_NESTING, MAX_GRAMMAR_REPEAT
 from ninfer.constraints.recognise import Machine
 from ninfer.errors import InvalidGrammar, UnsatisfiableSchema
 
@@ -102,9 +102,9 @@ def test_limits_just_below_and_above():
     parse(f'root ::= "a"{{{MAX_GRAMMAR_REPEAT}}}')
     with pytest.raises(InvalidGrammar):
         parse(f'root ::= "a"{{{MAX_GRAMMAR_REPEAT + 1}}}')
-    parse("root ::= " + "(" * 200 + '"a"' + ")" * 200)
+    parse("root ::= " + "(" * MAX_GRAMMAR_NESTING + "x" + ")" * MAX_GRAMMAR_NESTING + "\nx ::= [a]")
     with pytest.raises(InvalidGrammar):
-        parse("root ::= " + "(" * 201 + '"a"' + ")" * 201)
+        parse("root ::= " + "(" * (MAX_GRAMMAR_NESTING + 1) + "[a]" + ")" * (MAX_GRAMMAR_NESTING + 1))
 
 
 @given(st.text(alphabet='root:= "ab|()[]^-*+?{}1,\\x\n#.Token', max_size=40))

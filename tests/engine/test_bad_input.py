@@ -11,7 +11,7 @@ from ninfer import Chat, TokenPrompt
 
 
 @pytest.mark.parametrize(
-    "name", ["temperature", "cache", "constraint", "session", "tool_choice", "pause", "update_session", "unknown"]
+    "name", ["temperature", "cache", "session", "tool_choice", "pause", "update_session", "unknown"]
 )
 def test_an_unknown_keyword_is_a_type_error(world, name):
     w = world()

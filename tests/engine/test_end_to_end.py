@@ -198,13 +198,13 @@ def test_opening_and_closing_leaves_nothing_behind(source):
     assert psutil.Process().memory_info().rss - memory < 64 << 20
 
 
-def test_kernels_and_weights_report_progress(source):
+def test_loading_reports_progress(source):
     seen: dict[str, tuple[int, int]] = {}
     callback = lambda stage, done, total: seen.__setitem__(stage, (done, total))  # noqa: E731
     with ninfer.Engine(source, max_context=64, max_concurrency=1, progress=callback) as engine:
         assert engine.available
-    for stage in ("compile", "load"):
-        done, total = seen[stage]
+    assert "load" in seen
+    for done, total in seen.values():  # "compile" too, where this machine has not run the kernels before
         assert done == total > 0
 
 

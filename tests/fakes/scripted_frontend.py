@@ -22,7 +22,15 @@ def text_of(token: int) -> str:
     return f"{token} "
 
 
+class NoConstraints:
+    @staticmethod
+    def stats() -> dict[str, int]:
+        return {}
+
+
 class Session:
+    matcher = constraint = parsed = constraint_seconds = None
+
     def __init__(self, prompt: PreparedPrompt, options: RequestOptions, max_tokens: int, faults: Faults) -> None:
         self._options, self._max, self._faults = options, max_tokens, faults
         room = max_tokens - len(CLOSE) if max_tokens >= len(CLOSE) else max_tokens
@@ -135,6 +143,7 @@ class ScriptedFrontend:
 
     def __init__(self, faults: Faults) -> None:
         self.faults = faults
+        self.constraints = NoConstraints()
         self.sessions: list[Session] = []
         self.stop_ids = (EOS,)
         self.vocab_size = 256

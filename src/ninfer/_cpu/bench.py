@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -100,101 +101,97 @@ class Bench:
 def projections(b: Bench) -> Iterator[Line]:
     """Decode and prefill products of a 1024-wide model, every format."""
     for format in FORMATS:
-        for n, k, repeat in ((4096, 1024, 8), (1024, 3584, 8), (65536, 1024, 1)):
-            matrices = [b.matrix(format, n, k) for _ in range(repeat)]
-            for T in (1, 4, 512):
-                if T == 512 and n > 4096:
-                    continue
-                x, outs, scratch = b.buffer(T, k), [b.buffer(T, n)], b.buffer(1, dtype="u8")
+        for n, k, count in ((4096, 1024, 8), (1024, 3584, 8), (65536, 1024, 1)):
+            matrices = [b.matrix(format, n, k) for _ in range(count)]  # together more than a cache holds
+            for T in (1, 4, 8):
+                x, outs = b.buffer(T, k), [b.buffer(T, n) for _ in matrices]
+                yield Line(
+                    f"{format} {count}x[{n}, {k}] T={T}", partial(_project, b, outs, x, matrices),
+                    sum(m.nbytes for m in matrices), count * T * n * k,
+                )  # fmt: skip
+            if n == 65536:
+                continue
+            T = 512
+            x, outs = b.buffer(T, k), [b.buffer(T, n)]
+            yield Line(
+                f"{format} [{n}, {k}] T={T}", partial(_project, b, outs, x, matrices[:1]), matrices[0].nbytes, T * n * k
+            )
 
-                def work(x=x, outs=outs, scratch=scratch, matrices=matrices) -> None:  # type: ignore[no-untyped-def]
-                    for matrix in matrices if x.shape[0] < 512 else matrices[:1]:
-                        b.ops.norm_project(outs, x, None, [matrix], 0.0, scratch)
 
-                used = repeat if T < 512 else 1
-                nbytes = sum(m.nbytes for m in matrices[:used])
-                yield Line(f"{format} [{n}, {k}] T={T}", work, nbytes, used * T * n * k)
+def _project(b: Bench, outs: list[Buffer], x: Buffer, matrices: list[Matrix]) -> None:
+    for out, matrix in zip(outs, matrices):
+        b.ops.norm_project([out], x, None, [matrix], 0.0, out)
 
 
-def layers(b: Bench) -> Iterator[Line]:
-    """The other Ops at the sizes of a 0.8B model: H 1024, I 3584, 8/2 heads of 256, 16 GDN heads of 128."""
+def swiglu(b: Bench) -> Iterator[Line]:
     H, I = 1024, 3584
     gate, up = (b.matrix("q8_g32_fp16", I, H) for _ in range(2))
     norm = b.buffer(H, dtype="bf16")
     for T in (1, 4, 512):
         x, out, scratch = b.buffer(T, H), b.buffer(T, I), b.buffer(4 * T * H, dtype="u8")
-        yield Line(
-            f"norm_swiglu q8 [{I}, {H}] x2 T={T}",
-            lambda x=x, out=out, s=scratch: b.ops.norm_swiglu(out, x, norm, gate, up, 1e-6, s),  # type: ignore[misc]
-            2 * gate.nbytes, 2 * T * I * H,
-        )  # fmt: skip
+        work = partial(b.ops.norm_swiglu, out, x, norm, gate, up, 1e-6, scratch)
+        yield Line(f"norm_swiglu q8 2x[{I}, {H}] T={T}", work, 2 * gate.nbytes, 2 * T * I * H)
+
+
+def attention(b: Bench) -> Iterator[Line]:
+    """8 query and 2 key heads of 256 over a context of 8192."""
     shape = AttentionShape(8, 2, 256, 64, 1e7, tuple(j % 3 for j in range(32)))
     blocks = 8192 // 64
+    norm = b.buffer(256, dtype="bf16")
     for dtype in ("f32", "bf16"):
-        kv = KVPlanes(
-            b.buffer(blocks, 2, 64, 256, dtype=dtype), b.buffer(blocks, 2, 64, 256, dtype=dtype),
-            b.ints(np.arange(blocks)[None]),
-        )  # fmt: skip
+        keys, values = (b.buffer(blocks, 2, 64, 256, dtype=dtype) for _ in range(2))
+        kv = KVPlanes(keys, values, b.ints(np.arange(blocks)[None]))
         for W, start in ((1, 500), (1, 8000), (4, 4000), (512, 0), (512, 4096)):
             rows = b.rows(1, W, start)
-            q, g, out = (b.buffer(W, 8 * 256) for _ in range(3))
+            q, gate, out = (b.buffer(W, 8 * 256) for _ in range(3))
+            k, v = (b.buffer(W, 2 * 256) for _ in range(2))
             scratch = b.buffer(max(1, b.ops.attention_scratch(W, 8192, shape)), dtype="u8")
             seen = W * start + W * (W + 1) // 2
             yield Line(
-                f"attention {dtype} W={W} at {start}",
-                lambda o=out, q=q, g=g, r=rows, kv=kv, s=scratch: b.ops.attention(o, q, g, kv, r, shape, s),  # type: ignore[misc]
+                f"attention {dtype} W={W} at {start}", partial(b.ops.attention, out, q, gate, kv, rows, shape, scratch),
                 (start + W) * 2 * 2 * 256 * ITEM_BYTES[dtype], seen * 8 * 256 * 2,
             )  # fmt: skip
-    for W in (1, 512):
-        rows, q, k, v = b.rows(1, W, 4096), b.buffer(W, 2048), b.buffer(W, 512), b.buffer(W, 512)
-        head_norm = b.buffer(256, dtype="bf16")
-        yield Line(
-            f"attention_prepare W={W}",
-            lambda q=q, k=k, v=v, r=rows, n=head_norm: b.ops.attention_prepare(q, k, v, n, n, kv, r, shape, 1e-6),  # type: ignore[misc]
-            4 * W * 3072,
-        )  # fmt: skip
+            prepare = partial(b.ops.attention_prepare, q, k, v, norm, norm, kv, rows, shape, 1e-6)
+            yield Line(f"attention_prepare {dtype} W={W}", prepare, 4 * W * 3072)
+
+
+def gdn(b: Bench) -> Iterator[Line]:
+    """16 heads of 128 x 128, four taps."""
     g = GdnShape(16, 16, 128, 128, 4)
     state = GdnState(b.buffer(1, 16, 128, 128), b.buffer(1, 3, g.channels))
-    for W in (1, 512):
-        rows = b.rows(1, W, 64)
-        q, k, v, z, out = (b.buffer(W, 2048) for _ in range(5))
-        a, beta, convolution = b.buffer(W, 16), b.buffer(W, 16), b.buffer(4, g.channels, dtype="bf16")
-        a_log, dt, gdn_norm = b.buffer(16), b.buffer(16), b.buffer(128, dtype="bf16")
+    fixed = (b.buffer(4, g.channels, dtype="bf16"), b.buffer(16), b.buffer(16), b.buffer(128, dtype="bf16"))
+    for W in (1, 4, 512):
+        qkv, gates = [b.buffer(W, 2048) for _ in range(3)], (b.buffer(W, 16), b.buffer(W, 16))
+        z, out = b.buffer(W, 2048), b.buffer(W, 2048)
         scratch = b.buffer(b.ops.gdn_scratch(W, g), dtype="u8")
-
-        def work(q=q, k=k, v=v, z=z, a=a, beta=beta, o=out, r=rows, s=scratch, c=convolution) -> None:  # type: ignore[no-untyped-def]
-            b.ops.gdn(o, (q, k, v), z, a, beta, c, a_log, dt, gdn_norm, state, None, r, g, 1e-6, s)
-
+        rows = b.rows(1, W, 64)
+        work = partial(b.ops.gdn, out, qkv, z, *gates, *fixed, state, None, rows, g, 1e-6, scratch)
         yield Line(f"gdn 16 x 128 x 128 W={W}", work, 8 * 16 * 128 * 128, 4 * W * 16 * 128 * 128)
 
 
 def experts(b: Bench) -> Iterator[Line]:
     """A layer of 64 experts of 512, 8 chosen, H 2048, q4 and q5."""
     E, k, I, H = 64, 8, 512, 2048
-    bank = Bank(
-        *(tuple(b.matrix("q4_g64_fp16", I, H) for _ in range(E)) for _ in range(2)),
-        tuple(b.matrix("q5_g64_fp16", H, I) for _ in range(E)),
-    )
+
+    def bank_of(format: str, rows: int, cols: int) -> tuple[Matrix, ...]:
+        return tuple(b.matrix(format, rows, cols) for _ in range(E))
+
+    bank = Bank(bank_of("q4_g64_fp16", I, H), bank_of("q4_g64_fp16", I, H), bank_of("q5_g64_fp16", H, I))
     router, score, norm = b.matrix("bf16", E, H), b.matrix("bf16", 1, H), b.buffer(H, dtype="bf16")
     for T in (1, 4, 512):
         ids = b.ints(np.stack([b.rng.permutation(E)[:k] for _ in range(T)]))
         u, x, h, weights, shared = b.buffer(T, H), b.buffer(T, H), b.buffer(T, k, I), b.buffer(T, k), b.buffer(T)
         chosen = b.buffer(T, k, dtype="i32")
         used = min(E, T * k)
+        route = partial(b.ops.moe_route, u, chosen, weights, shared, x, norm, router, score, 1e-6)
+        yield Line(f"moe_route {E} T={T}", route, router.nbytes, T * E * H)
         yield Line(
-            f"moe_route {E} T={T}",
-            lambda u=u, c=chosen, w=weights, s=shared, x=x: b.ops.moe_route(u, c, w, s, x, norm, router, score, 1e-6),  # type: ignore[misc]
-            router.nbytes, T * E * H,
+            f"moe_swiglu q4 T={T}", partial(b.ops.moe_swiglu, h, u, ids, bank), 2 * used * bank.gate[0].nbytes,
+            2 * T * k * I * H,
         )  # fmt: skip
         yield Line(
-            f"moe_swiglu q4 T={T}",
-            lambda h=h, u=u, i=ids: b.ops.moe_swiglu(h, u, i, bank),  # type: ignore[misc]
-            2 * used * bank.gate[0].nbytes, 2 * T * k * I * H,
-        )  # fmt: skip
-        yield Line(
-            f"moe_down_add q5 T={T}",
-            lambda x=x, h=h, i=ids, w=weights: b.ops.moe_down_add(x, h, i, w, bank),  # type: ignore[misc]
-            used * bank.down[0].nbytes, T * k * I * H,
+            f"moe_down_add q5 T={T}", partial(b.ops.moe_down_add, x, h, ids, weights, bank), used * bank.down[0].nbytes,
+            T * k * I * H,
         )  # fmt: skip
 
 
@@ -204,7 +201,7 @@ def run(words: list[str]) -> None:
     bandwidth, madds = b.device.read_bandwidth(), b.madds()
     print(f"{b.device.name}: read {bandwidth / 1e9:.1f} GB/s, multiply-add {2 * madds / 1e9:.0f} GFLOP/s")
     print(f"{'':44}{'us':>10}{'GB/s':>8}{'ratio':>7}{'GFLOP/s':>9}{'ratio':>7}")
-    for family in (projections, layers, experts):
+    for family in (projections, swiglu, attention, gdn, experts):
         for line in family(b):
             if words and not any(word in line.name for word in words):
                 continue

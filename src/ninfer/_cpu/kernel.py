@@ -10,12 +10,14 @@ kernel's module and of the modules that one imports, Numba, llvmlite, Python and
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import importlib
 import logging
 import re
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from llvmlite import binding
 from numba import types
 from numba.core.caching import CompileResultCacheImpl, FunctionCache
 from numba.core.ccallback import CFunc
+from numba.core.runtime import rtsys
 
 from ninfer import env
 
@@ -35,8 +38,11 @@ _PACKAGE = "ninfer._cpu"
 _IMPORT = re.compile(rf"^from ({re.escape(_PACKAGE)}[.\w]*) import", re.MULTILINE)
 _OPTIONS = {"error_model": "numpy"}
 
-KERNEL_MODULES = ("products", "rows", "project", "attention", "gdn", "moe", "sample", "probe")
-"""Modules of ``ninfer._cpu.kernels`` that declare kernels."""
+KERNEL_MODULES = (
+    "launch", "kernels.products", "kernels.rows", "kernels.project", "kernels.attention", "kernels.gdn", "kernels.moe",
+    "kernels.sample", "kernels.probe",
+)  # fmt: skip
+"""Modules of this room that declare native functions."""
 
 kernels: dict[str, Kernel] = {}
 """Every declared kernel by name."""
@@ -104,17 +110,21 @@ class DiskCache(FunctionCache):
     def __init__(self, function: Any, name: str) -> None:
         super().__init__(function)
         self._cache_file._index_name = f"{name}.nbi"
-        self._cache_file._index_path = str(Path(self._cache_path) / f"{name}.nbi")
+        self.index = self._cache_file._index_path = str(Path(self._cache_path) / f"{name}.nbi")
         self._cache_file._data_name_pattern = name + ".{number:d}.nbc"
 
     def _index_key(self, sig: Any, codegen: Any) -> Any:
         return (sig, codegen.magic_tuple())
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
+        # Numba would first load every type and function it knows; finished code needs its memory routines alone.
         try:
-            return super().load_overload(sig, target_context)
+            rtsys.initialize(target_context)
+            return self._load_overload(sig, target_context)
         except Exception as error:  # a damaged entry of any kind is a miss
-            log.warning("ignoring the compiled kernel %s: %s", self._name, error)
+            log.warning("compiling %s again: %s", self._name, error)
+            with suppress(OSError):
+                self.flush()
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
@@ -134,6 +144,8 @@ class Kernel:
         native._cache = DiskCache(function, name)
         self._native = native
         self._address = 0
+        self._arity = arity
+        self._entry: Any = None
 
     def compile(self) -> None:
         """Compile the function or load it from the cache, unless that is done."""
@@ -142,9 +154,20 @@ class Kernel:
             self._address = self._native.address
 
     @property
+    def ready(self) -> bool:
+        """Whether the function is compiled, here or in the cache."""
+        return bool(self._address) or Path(self._native._cache.index).exists()
+
+    @property
     def address(self) -> int:
         self.compile()
         return self._address
+
+    def __call__(self, *words: int) -> None:
+        """Call the function with int64 words, without holding the interpreter's lock."""
+        if self._entry is None:
+            self._entry = ctypes.CFUNCTYPE(None, *(ctypes.c_int64,) * self._arity)(self.address)
+        self._entry(*words)
 
 
 def kernel(name: str, arity: int = 4) -> Callable[[Any], Kernel]:
@@ -158,13 +181,11 @@ def kernel(name: str, arity: int = 4) -> Callable[[Any], Kernel]:
 
 
 def compile_all(progress: Callable[[int, int, str], None] | None = None) -> None:
-    """Compile or load every kernel; ``progress(done, total, name)`` after each."""
-    from ninfer._cpu.launch import native
-
+    """Compile what the cache lacks; ``progress(done, total, name)`` after each. The rest is loaded when first used."""
     for module in KERNEL_MODULES:
-        importlib.import_module(f"{_PACKAGE}.kernels.{module}")
-    native()
-    for done, each in enumerate(kernels.values(), 1):
+        importlib.import_module(f"{_PACKAGE}.{module}")
+    missing = [each for each in kernels.values() if not each.ready]
+    for done, each in enumerate(missing, 1):
         each.compile()
         if progress is not None:
-            progress(done, len(kernels), each.name)
+            progress(done, len(missing), each.name)

@@ -8,15 +8,14 @@ share of work it loses and not by a scheduling period.
 from __future__ import annotations
 
 import platform
-from functools import cache
-from typing import Any
 
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from ninfer._cpu.kernel import DiskCache
-from ninfer._cpu.kernels.simd import at, call4, i32, i64, i64p
+from ninfer._cpu.kernel import kernel
+from ninfer._cpu.kernels.lanes import at, i32, i64
+from ninfer._cpu.kernels.simd import call4, i64p
 
 ENTRY = 4
 """int64 words of a recorded launch: kernel address, address of its argument words, tasks, tasks taken at a time."""
@@ -147,10 +146,12 @@ def _share(shared, ws):
         call4(fn, words, begin, min(begin + grain, tasks), ws)
 
 
-def _run(tape, shared, threads, ws):
-    """Launch the entries of ``tape`` int64 [n, ENTRY] in order; ``ws`` is the calling thread's workspace."""
-    for i in range(tape.shape[0]):
-        fn, words, tasks, grain = tape[i, 0], tape[i, 1], tape[i, 2], tape[i, 3]
+@kernel("run", arity=5)
+def run(tape, entries, shared, threads, ws):
+    """Launch the entries of ``tape`` in order; ``ws`` is the calling thread's workspace."""
+    for i in range(entries):
+        entry = i64p(tape + 8 * ENTRY * i)
+        fn, words, tasks, grain = entry[0], entry[1], entry[2], entry[3]
         if tasks <= grain or threads == 1:
             call4(fn, words, 0, tasks, ws)
             continue
@@ -173,7 +174,8 @@ def _run(tape, shared, threads, ws):
                 _yield()
 
 
-def _work(shared, ws):
+@kernel("work", arity=2)
+def work(shared, ws):
     """A worker's life: join launches until told to stop."""
     done = 0
     while True:
@@ -202,27 +204,9 @@ def _work(shared, ws):
             _add(shared + GATE, -1)
 
 
-def _stop(shared, threads):
+@kernel("stop", arity=2)
+def stop(shared, threads):
     """Tell the workers to return."""
     _store(shared + STOP, 1)
     _add(shared + BELL, 1)
     _futex(shared + BELL, _WAKE_PRIVATE, threads)
-
-
-def _compiled(function: Any, name: str, *arguments: Any) -> Any:
-    native = njit(nogil=True, error_model="numpy")(function)
-    native._cache = DiskCache(function, name)
-    native.compile(arguments)
-    native.disable_compile()
-    return native
-
-
-@cache
-def native() -> tuple[Any, Any, Any]:
-    """``_run``, ``_work`` and ``_stop``, compiled."""
-    word = types.int64
-    return (
-        _compiled(_run, "run", types.int64[:, ::1], word, word, word),
-        _compiled(_work, "work", word, word),
-        _compiled(_stop, "stop", word, word),
-    )

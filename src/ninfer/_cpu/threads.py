@@ -36,13 +36,12 @@ class Pool:
         self._pid = os.getpid()
         self._turn = threading.Lock()
         self._closed = False
-        self._run, work, self._stop = launch.native()
         self._workspace = workspace
         self._memory = np.zeros(launch.SHARED + 64, np.uint8)
         self._shared: int = -(-self._memory.ctypes.data // 64) * 64
         self._workers = [
-            threading.Thread(target=work, args=(self._shared, workspace + i * stride), name="ninfer-cpu", daemon=True)
-            for i in range(1, threads)
+            threading.Thread(target=launch.work, args=(self._shared, place), name="ninfer-cpu", daemon=True)
+            for place in range(workspace + stride, workspace + threads * stride, stride)
         ]
         for worker in self._workers:
             worker.start()
@@ -54,7 +53,7 @@ class Pool:
         with self._turn:
             if self._closed:
                 raise EngineClosed("the device is closed")
-            self._run(entries, self._shared, self.threads, self._workspace)
+            launch.run(entries.ctypes.data, len(entries), self._shared, self.threads, self._workspace)
 
     def close(self) -> None:
         """End the workers. Idempotent; in a fork there are none to end."""
@@ -64,6 +63,6 @@ class Pool:
             if self._closed:
                 return
             self._closed = True
-            self._stop(self._shared, self.threads)
+            launch.stop(self._shared, self.threads)
         for worker in self._workers:
             worker.join()

@@ -1,1 +1,11 @@
-"""Output constraints: a text language becomes a grammar over tokens. Knows bytes and tokens, not models."""
+"""Output constraints: a text language becomes a grammar over tokens. Knows bytes and tokens, not models.
+
+``output`` holds the value a caller makes; its ``language`` is a Grammar (``ir``), which ``recognise`` decides exactly.
+Front ends: ``gbnf``, ``regex`` and ``direct`` (choices), and for JSON Schema, in this order, ``source`` (text to a tree
+with places), ``schema`` (keywords), ``assertions`` and ``denials`` (one schema as branches by type), ``reduce``
+(intersections), ``graph`` (what has a value), ``json_lang`` and ``containers`` (rules).
+"""
+
+from ninfer.constraints.output import OutputConstraint, language
+
+__all__ = ["OutputConstraint", "language"]

@@ -11,11 +11,9 @@ from collections import deque
 from collections.abc import Iterable
 
 from ninfer.constraints.chars import ANY, END, SURROGATES, Ranges, contains
-from ninfer.constraints.limits import MAX_DFA_STATES, MAX_NFA_STATES, Work, check_states
-from ninfer.constraints.regex import Chars, Concat, Node, Pattern, Repeat, Union
-from ninfer.errors import ConstraintLimit
-
-DEAD = -1
+from ninfer.constraints.limits import MAX_DFA_STATES, Work, check_states
+from ninfer.constraints.nfa import DEAD, determinised
+from ninfer.constraints.regex import Pattern
 
 
 class Dfa:
@@ -35,17 +33,7 @@ class Dfa:
     @classmethod
     def from_regex(cls, pattern: Pattern, *, search: bool, work: Work | None = None) -> Dfa:
         """The texts that match the whole pattern, or with ``search`` contain a match of it."""
-        nfa = _Nfa(work or Work())
-        start, final = nfa.state(), nfa.state()
-        for alternative in pattern:
-            at = start
-            if search and not alternative.start:
-                at = nfa.loop(start)
-            end = nfa.add(alternative.body, at)
-            if search and not alternative.end:
-                end = nfa.loop(end)
-            nfa.epsilon[end].append(final)
-        return nfa.determinise(start, final)
+        return cls(*determinised(pattern, search=search, work=work or Work())).trimmed()
 
     @classmethod
     def length(cls, low: int, high: int | None) -> Dfa:
@@ -78,6 +66,26 @@ class Dfa:
                 row.append(DEAD if j == len(word) or not contains(ANY, cut) else j)
             trans.append(row)
         return cls(cuts, trans, bytearray([1]) * len(word)).trimmed()
+
+    @classmethod
+    def words(cls, words: Iterable[str], work: Work | None = None) -> Dfa:
+        """Exactly these texts."""
+        work = work or Work()
+        trie: list[dict[int, int]] = [{}]
+        accept = bytearray(1)
+        for word in words:
+            at = 0
+            for char in word:
+                if ord(char) not in trie[at]:
+                    check_states(len(trie) + 1)
+                    trie[at][ord(char)] = len(trie)
+                    trie.append({})
+                    accept.append(0)
+                at = trie[at][ord(char)]
+            accept[at] = 1
+        cuts = sorted({0} | {code + d for edges in trie for code in edges for d in (0, 1)})
+        work.spend(len(trie) * len(cuts))
+        return cls(cuts, [[edges.get(cut, DEAD) for cut in cuts] for edges in trie], accept).trimmed()
 
     @classmethod
     def over(cls, ranges: Ranges, rows: list[list[int]], accept: bytearray) -> Dfa:
@@ -158,6 +166,18 @@ class Dfa:
             trans.append(row)
             accept.append(self.accept[a] & other.accept[b])
         return Dfa(cuts, trans, accept).trimmed()
+
+    def complement(self) -> Dfa:
+        """All other texts."""
+        cuts = sorted({*self.cuts, *SURROGATES})
+        mine = [bisect_right(self.cuts, c) - 1 for c in cuts]
+        sink = len(self.trans)
+        scalar = [contains(ANY, c) for c in cuts]
+        trans = [
+            [(sink if row[i] == DEAD else row[i]) if ok else DEAD for i, ok in zip(mine, scalar)] for row in self.trans
+        ]
+        trans.append([sink if ok else DEAD for ok in scalar])
+        return Dfa(cuts, trans, bytearray([not a for a in self.accept] + [1])).trimmed()
 
     def trimmed(self) -> Dfa:
         """Without states that cannot be reached or cannot accept, and without cuts that separate nothing."""
@@ -243,106 +263,3 @@ class Dfa:
                     order.append(target)
         trans = [[DEAD if t == DEAD else number[of[t]] for t in self.trans[s]] for s in order]
         return Dfa(self.cuts, trans, bytearray(self.accept[s] for s in order)).trimmed()
-
-
-class _Nfa:
-    """States with epsilon edges and character edges, built from a syntax tree."""
-
-    def __init__(self, work: Work) -> None:
-        self.work = work
-        self.epsilon: list[list[int]] = []
-        self.moves: list[tuple[Ranges, int] | None] = []
-
-    def state(self) -> int:
-        if len(self.epsilon) >= MAX_NFA_STATES:
-            raise ConstraintLimit(f"a pattern expands to more than {MAX_NFA_STATES} states", limit="states")
-        self.epsilon.append([])
-        self.moves.append(None)
-        return len(self.epsilon) - 1
-
-    def move(self, at: int, ranges: Ranges) -> int:
-        """A state after one character of the set, from ``at``."""
-        source, target = self.state(), self.state()
-        self.epsilon[at].append(source)
-        self.moves[source] = (ranges, target)
-        return target
-
-    def loop(self, at: int) -> int:
-        """A state after any characters, from ``at``."""
-        hub = self.state()
-        self.epsilon[at].append(hub)
-        self.epsilon[self.move(hub, ANY)].append(hub)
-        return hub
-
-    def add(self, node: Node, at: int) -> int:
-        """Attach a node after ``at``; returns its end state."""
-        if isinstance(node, Chars):
-            return self.move(at, node.ranges)
-        if isinstance(node, Concat):
-            for part in node.parts:
-                at = self.add(part, at)
-            return at
-        end = self.state()
-        if isinstance(node, Union):
-            for option in node.options:
-                self.epsilon[self.add(option, at)].append(end)
-            return end
-        assert isinstance(node, Repeat)
-        for _ in range(node.low):
-            at = self.add(node.item, at)
-        if node.high is None:
-            hub = self.state()
-            self.epsilon[at].append(hub)
-            self.epsilon[self.add(node.item, hub)].append(hub)
-            at = hub
-        else:
-            for _ in range(node.high - node.low):
-                self.epsilon[at].append(end)
-                at = self.add(node.item, at)
-        self.epsilon[at].append(end)
-        return end
-
-    def closure(self, states: Iterable[int]) -> frozenset[int]:
-        """The states with a character edge, and those without any edge, reachable without reading."""
-        seen, stack = set(states), list(states)
-        while stack:
-            for target in self.epsilon[stack.pop()]:
-                if target not in seen:
-                    seen.add(target)
-                    stack.append(target)
-        self.work.spend(len(seen))
-        return frozenset(s for s in seen if self.moves[s] is not None or not self.epsilon[s])
-
-    def determinise(self, start: int, final: int) -> Dfa:
-        cuts = sorted({0} | {e for m in self.moves if m for r in m[0] for e in r if e < END})
-        symbols: dict[Ranges, list[int]] = {}
-        for move in self.moves:
-            if move and move[0] not in symbols:
-                symbols[move[0]] = [
-                    i for low, high in move[0] for i in range(bisect_right(cuts, low) - 1, len(cuts)) if cuts[i] < high
-                ]
-        first = self.closure([start])
-        number, order = {first: 0}, [first]
-        trans: list[list[int]] = []
-        known: dict[frozenset[int], frozenset[int]] = {}
-        for subset in order:
-            targets: dict[int, set[int]] = {}
-            for state in subset:
-                move = self.moves[state]
-                if move:
-                    for symbol in symbols[move[0]]:
-                        targets.setdefault(symbol, set()).add(move[1])
-            row = [DEAD] * len(cuts)
-            for symbol, states in targets.items():
-                self.work.spend(len(states))
-                core = frozenset(states)
-                closed = known.get(core)
-                if closed is None:
-                    closed = known[core] = self.closure(core)
-                if closed not in number:
-                    number[closed] = len(order)
-                    check_states(len(order) + 1)
-                    order.append(closed)
-                row[symbol] = number[closed]
-            trans.append(row)
-        return Dfa(cuts, trans, bytearray(final in subset for subset in order)).trimmed()

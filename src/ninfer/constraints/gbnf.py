@@ -8,10 +8,12 @@ annotation describes what may follow the rule; the language is the bodies alone,
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from ninfer.constraints.chars import Ranges, complement, normalise, union
 from ninfer.constraints.ir import Class, Grammar, Lit, Node, NotTok, Ref, Rep, Tok, alt, optional, seq
-from ninfer.constraints.limits import MAX_GRAMMAR_NESTING, MAX_GRAMMAR_REPEAT
+from ninfer.constraints.limits import MAX_GRAMMAR_NESTING, MAX_GRAMMAR_REPEAT, Work
+from ninfer.constraints.prune import productive
 from ninfer.errors import InvalidGrammar, UnsatisfiableSchema
 
 _ESCAPES = {
@@ -25,47 +27,34 @@ _CALLS = frozenset({"Token", "ExcludeToken"})
 _REFUSED = frozenset({"TagDispatch", "TokenTagDispatch", "Regex", "Substring"})
 
 
-def parse(text: str, *, is_text_token: Callable[[int], bool] | None = None) -> Grammar:
+def parse(text: str, work: Work | None = None, *, is_text_token: Callable[[int], bool] | None = None) -> Grammar:
     """Parse a grammar whose entry is ``root``.
 
     ``is_text_token`` says which ids ``Token`` and ``ExcludeToken`` may name; without it any id >= 0 is taken. Raises
     InvalidGrammar, or UnsatisfiableSchema when ``root`` has no finite derivation.
     """
-    parser = _Parser(text, is_text_token)
-    grammar = parser.grammar()
-    if "root" not in productive(grammar):
+    grammar = _Parser(text, is_text_token).grammar()
+    if "root" not in productive(grammar, work or Work()):
         raise UnsatisfiableSchema("the grammar's root has no finite text")
     return grammar
 
 
-def productive(grammar: Grammar) -> set[str]:
-    """The rules that derive some finite text."""
-    done: set[str] = set()
+@dataclass(slots=True)
+class _Group:
+    """Alternatives being read: those that are complete, and the parts of the current one."""
 
-    def finite(node: Node) -> bool:
-        if isinstance(node, Ref):
-            return node.rule in done
-        if isinstance(node, Rep):
-            return node.low == 0 or finite(node.item)
-        parts = getattr(node, "parts", None)
-        if parts is not None:
-            return all(map(finite, parts))
-        options = getattr(node, "options", None)
-        return any(map(finite, options)) if options is not None else not isinstance(node, Class) or bool(node.ranges)
-
-    grown = True
-    while grown:
-        fresh = {name for name, body in grammar.rules.items() if name not in done and finite(body)}
-        grown = bool(fresh)
-        done |= fresh
-    return done
+    start: int
+    options: list[Node] = field(default_factory=list)
+    parts: list[Node] = field(default_factory=list)
+    begun: int = 0
+    """Where the current alternative begins."""
 
 
 class _Parser:
     def __init__(self, text: str, is_text_token: Callable[[int], bool] | None) -> None:
         self.text = text
         self.at = 0
-        self.depth = 0
+        self.rules: dict[str, Node] = {}
         self.is_text_token = is_text_token
         self.references: list[tuple[str, int]] = []
 
@@ -95,7 +84,6 @@ class _Parser:
                 raise self.error("a NUL character", at)
             if 0xD800 <= ord(char) < 0xE000:
                 raise self.error("a surrogate is not a character", at)
-        rules: dict[str, Node] = {}
         self.space(lines=True)
         while self.peek():
             start = self.at
@@ -107,18 +95,18 @@ class _Parser:
                 raise self.error("rule options are not supported")
             if not self.text.startswith("::=", self.at):
                 raise self.error("expected '::='")
-            if name in rules:
+            if name in self.rules:
                 raise self.error(f"rule {name!r} is defined twice", start)
             self.at += 3
-            rules[name] = self.alternatives(top=True)
+            self.rules[name] = self.body(closing="")
             self.annotation()
             self.space(lines=True)
-        if "root" not in rules:
+        if "root" not in self.rules:
             raise InvalidGrammar("there is no rule 'root'", line=1, column=1)
         for name, at in self.references:
-            if name not in rules:
+            if name not in self.rules:
                 raise self.error(f"rule {name!r} is not defined", at)
-        return Grammar(rules)
+        return Grammar(self.rules)
 
     def name(self) -> str:
         start = self.at
@@ -138,32 +126,60 @@ class _Parser:
         rest = self.text[end : end + 200].lstrip(" \t")
         return end > self.at and rest.startswith(("::=", "["))
 
-    def alternatives(self, *, top: bool) -> Node:
-        options = [self.sequence(top=top)]
-        while self.peek() == "|":
-            self.at += 1
-            options.append(self.sequence(top=top))
-        return alt(options)
-
-    def sequence(self, *, top: bool) -> Node:
-        parts: list[Node] = []
+    def body(self, *, closing: str) -> Node:
+        """Alternatives up to the end of the rule, or to the ``)`` that closes an annotation."""
         self.space(lines=True)
-        start = self.at
-        while (char := self.peek()) and char not in "|)":
-            if (top and self.next_rule()) or self.text.startswith("(=", self.at):
-                break
-            parts.append(self.repeated())
+        stack = [_Group(self.at, begun=self.at)]
+        while True:
+            group, char = stack[-1], self.peek()
+            ends = not char or char == ")" or self.text.startswith("(=", self.at)
+            if ends or char == "|" or (len(stack) == 1 and not closing and self.next_rule()):
+                if not group.parts:
+                    raise self.error('an alternative is empty; write "" for the empty text', group.begun)
+                group.options.append(seq(*group.parts))
+                group.parts = []
+                if char == "|":
+                    self.at += 1
+                    self.space(lines=True)
+                    group.begun = self.at
+                    continue
+                if len(stack) == 1:
+                    return alt(group.options)
+                if char != ")":
+                    raise self.error("unbalanced '('", group.start)
+                self.at += 1
+                stack.pop()
+                node = self.shallow(alt(group.options), len(stack))
+            elif char == "(":
+                start = self.at
+                self.at += 1
+                self.space(lines=True)
+                if self.peek() != ")":
+                    if len(stack) > MAX_GRAMMAR_NESTING:
+                        raise self.error("groups are nested too deeply", start)
+                    stack.append(_Group(start, begun=self.at))
+                    continue
+                self.at += 1
+                node = seq()
+            else:
+                node = self.element()
+            stack[-1].parts.append(self.repeated(node))
             self.space(lines=True)
-        if not parts:
-            raise self.error('an alternative is empty; write "" for the empty text', min(start, len(self.text)))
-        return seq(*parts)
+
+    def shallow(self, node: Node, depth: int) -> Node:
+        """A group, as a rule of its own every so often, so that no body is deep. User names hold no parenthesis."""
+        if depth % 32:
+            return node
+        name = f"({len(self.rules)}"
+        self.rules[name] = node
+        return Ref(name)
 
     def annotation(self) -> None:
         """Parse and drop ``(= ...)``."""
         if self.text.startswith("(=", self.at):
             at = self.at
             self.at += 2
-            self.alternatives(top=False)
+            self.body(closing=")")
             if self.peek() != ")":
                 raise self.error("unbalanced '(='", at)
             self.at += 1
@@ -171,8 +187,8 @@ class _Parser:
             if self.peek() and not self.next_rule():
                 raise self.error("'(= ...)' must end its rule", at)
 
-    def repeated(self) -> Node:
-        node = self.element()
+    def repeated(self, node: Node) -> Node:
+        """The node with the quantifier that follows, if one does."""
         self.space(lines=False)
         at, char = self.at, self.peek()
         if char == "*":
@@ -225,18 +241,6 @@ class _Parser:
             return self.literal()
         if char == "[":
             return self.character_class()
-        if char == "(":
-            self.at += 1
-            self.depth += 1
-            if self.depth > MAX_GRAMMAR_NESTING // 5:
-                raise self.error("groups are nested too deeply", start)
-            self.space(lines=True)
-            node = seq() if self.peek() == ")" else self.alternatives(top=False)
-            if self.peek() != ")":
-                raise self.error("unbalanced '('", start)
-            self.at += 1
-            self.depth -= 1
-            return node
         if char in _NAME_START:
             name = self.name()
             if self.peek() == "(" and not self.text.startswith("(=", self.at):

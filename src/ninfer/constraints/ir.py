@@ -129,6 +129,8 @@ def alt(options: Iterable[Node | str]) -> Node:
         node = Lit(option) if isinstance(option, str) else option
         for piece in node.options if isinstance(node, Alt) else (node,):
             flat[piece] = None
+    if not flat:
+        return NOTHING
     return next(iter(flat)) if len(flat) == 1 else Alt(tuple(flat))
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ninfer.errors import ConstraintLimit
 
 MAX_REPEAT = 8192
 """Largest repetition count of a regex."""
+MAX_REGEX_NESTING = 64
+"""Nesting depth of a regex."""
 MAX_NFA_STATES = 262_144
 """States a regex may expand to before determinisation."""
 MAX_DFA_STATES = 65_536
@@ -20,10 +24,14 @@ MAX_DEPTH = 256
 """Nesting depth of candidate checks."""
 MAX_GRAMMAR_REPEAT = 65_536
 """Largest repetition count of a grammar."""
+MAX_COPIES = 262_144
+"""Copies of one part that nested repetitions of a grammar or regex may multiply to."""
 MAX_GRAMMAR_NESTING = 1000
 """Nesting depth of a grammar."""
-MAX_SCHEMA_BYTES = 1 << 20
-"""Bytes of schema text."""
+MAX_UNIQUE_STATES = 4096
+"""Sets of used values an array of unique items is tracked through."""
+MAX_SOURCE_BYTES = 1 << 20
+"""Bytes of schema, grammar or pattern text."""
 MAX_EMITTED_BYTES = 32 << 20
 """Bytes of emitted grammar text."""
 MAX_CHOICES = 10_000
@@ -49,3 +57,14 @@ def check_states(count: int, limit: int = MAX_DFA_STATES) -> None:
     """Raises ConstraintLimit above the automaton size limit."""
     if count > limit:
         raise ConstraintLimit(f"a string automaton needs more than {limit} states", limit="states")
+
+
+@contextmanager
+def placed(pointer: str) -> Iterator[None]:
+    """Say where, in a ConstraintLimit raised inside that does not know."""
+    try:
+        yield
+    except ConstraintLimit as error:
+        if error.pointer is not None:
+            raise
+        raise ConstraintLimit(error.reason, limit=error.limit, pointer=pointer) from None

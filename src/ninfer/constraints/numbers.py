@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal, localcontext
+from functools import lru_cache
 
 from ninfer.constraints.chars import normalise
 from ninfer.constraints.ir import EMPTY, NOTHING, Class, Lit, Node, Rep, alt, optional, seq
@@ -53,28 +54,44 @@ class Bounds:
             self.low_open,
         )
 
-    def integers(self) -> tuple[int, int]:
-        """The first and last int64 inside; the first is larger when there is none."""
-        low, high = INT64
+    def met(self, other: Bounds) -> Bounds:
+        """The numbers inside both intervals."""
+        lows = [(x.low, x.low_open) for x in (self, other) if x.low is not None]
+        highs = [(-x.high, x.high_open) for x in (self, other) if x.high is not None]
+        low, low_open = max(lows, default=(None, False))
+        high, high_open = max(highs, default=(None, False))
+        return Bounds(low, low_open, None if high is None else -high, high_open)
+
+    def whole(self) -> tuple[int | None, int | None]:
+        """The first and last integer inside, None where unbounded; the first is larger when there is none."""
+        low = high = None
         if self.low is not None:
-            least = math.floor(self.low) + 1 if self.low_open else math.ceil(self.low)
-            low = max(low, least)
+            low = math.floor(self.low) + 1 if self.low_open else math.ceil(self.low)
         if self.high is not None:
-            most = math.ceil(self.high) - 1 if self.high_open else math.floor(self.high)
-            high = min(high, most)
+            high = math.ceil(self.high) - 1 if self.high_open else math.floor(self.high)
         return low, high
 
+    def integers(self) -> tuple[int, int]:
+        """The first and last int64 inside; the first is larger when there is none."""
+        low, high = self.whole()
+        return (
+            INT64[0] if low is None else max(low, INT64[0]),
+            INT64[1] if high is None else min(high, INT64[1]),
+        )  # fmt: skip
 
+
+@lru_cache(maxsize=64)
 def integer(bounds: Bounds) -> Node:
     """The canonical int64 texts inside the bounds."""
     low, high = bounds.integers()
     options: list[Node] = []
     if low < 0:
-        options.append(seq("-", _naturals(max(1, -high), -low)))
-    options.append(_naturals(max(0, low), high))
+        options.append(seq("-", naturals(max(1, -high), -low)))
+    options.append(naturals(max(0, low), high))
     return alt(options)
 
 
+@lru_cache(maxsize=64)
 def number(bounds: Bounds) -> Node:
     """The integer and decimal texts inside the bounds."""
     options = [integer(bounds)]
@@ -96,19 +113,26 @@ def _digits(count: int) -> Node:
     return Rep(_digit(0, 9), count, count) if count else EMPTY
 
 
-def _naturals(low: int, high: int) -> Node:
+def naturals(low: int, high: int) -> Node:
     """The decimal texts of ``low..high``, both >= 0."""
-    options = []
-    for length in range(len(str(low)), len(str(max(high, 0))) + 1):
-        first = max(low, 10 ** (length - 1) if length > 1 else 0)
-        last = min(high, 10**length - 1)
-        if first <= last:
+    options: list[Node] = [Lit("0")] if low == 0 <= high else []
+    low = max(low, 1)
+    lengths = range(len(str(low)), len(str(max(high, 0))) + 1)
+    # Lengths of which every number lies inside are one alternative together.
+    full = [n for n in lengths if low <= 10 ** (n - 1) and 10**n - 1 <= high]
+    if full:
+        options.append(seq(_digit(1, 9), Rep(_digit(0, 9), full[0] - 1, full[-1] - 1)))
+    for length in lengths:
+        first, last = max(low, 10 ** (length - 1)), min(high, 10**length - 1)
+        if length not in full and first <= last:
             options.append(_fixed(str(first), str(last), tight_low=True, tight_high=True))
     return alt(options)
 
 
 def _fixed(low: str, high: str, *, tight_low: bool, tight_high: bool) -> Node:
     """Digit strings of one length between two of the same length; a side that is not tight does not bind."""
+    tight_low = tight_low and bool(low.strip("0"))
+    tight_high = tight_high and bool(high.strip("9"))
     if not low or not (tight_low or tight_high):
         return _digits(len(low))
     first, last = (int(low[0]) if tight_low else 0), (int(high[0]) if tight_high else 9)
@@ -157,9 +181,9 @@ def _exponent(low: int, high: int) -> Node:
     e = Class(normalise([(0x45, 0x46), (0x65, 0x66)]))
     options = []
     if high >= 0:
-        options.append(seq(optional("+"), _naturals(max(0, low), high)))
+        options.append(seq(optional("+"), naturals(max(0, low), high)))
     if low <= 0:
-        options.append(seq("-", _naturals(max(0, -high), -low)))
+        options.append(seq("-", naturals(max(0, -high), -low)))
     return seq(e, alt(options))
 
 
@@ -192,6 +216,10 @@ def _significant(low: str | None, high: str | None, *, point: int, least: int) -
         return alt(options)
 
     def following(at: int, low: str | None, high: str | None) -> Node:
+        if at and low and not low[at:].strip("0"):
+            low = None
+        if high and not high[at:].strip("9"):
+            high = None
         first = int(low[at]) if low else int(at == 0)
         last = int(high[at]) if high else 9
         options: list[Node] = []

@@ -7,8 +7,12 @@ input advance together; calls share one graph of frames, one frame per (rule, po
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from threading import RLock
 
+from ninfer.constraints.automata import Dfa
 from ninfer.constraints.chars import Ranges, intersection
 from ninfer.constraints.ir import (
     DIRECT,
@@ -28,15 +32,19 @@ from ninfer.constraints.ir import (
 )
 from ninfer.constraints.limits import Work
 
+_ONE_CHARACTER = Auto(Dfa.length(1, 1), "json")
+
 
 @dataclass(slots=True)
 class State:
-    """One point inside a rule. A state without edges is where its rule ends."""
+    """One point inside a rule. A state without edges is where its rule ends. ``lay`` makes the edges of a state when it
+    is first reached, so that a grammar costs what is read of it."""
 
     silent: list[State] = field(default_factory=list)
     chars: list[tuple[Ranges, State]] = field(default_factory=list)
     calls: list[tuple[str, State]] = field(default_factory=list)
     tokens: list[tuple[Tok | NotTok, State]] = field(default_factory=list)
+    lay: Callable[[State], None] | None = None
 
     @property
     def final(self) -> bool:
@@ -53,19 +61,30 @@ class Frame:
 
 
 class Machine:
-    """A grammar prepared for recognition. Immutable after construction."""
+    """A grammar prepared for recognition. Shared by any number of runs and threads."""
 
     def __init__(self, grammar: Grammar, work: Work | None = None) -> None:
         self._work = work or Work()
-        self.starts = {name: State() for name in grammar.rules}
+        self._laying = RLock()
+        self.starts = {name: State(lay=partial(self._rule, body)) for name, body in grammar.rules.items()}
         self.root = self.starts[grammar.root]
-        for name, body in grammar.rules.items():
-            self._add(body, self.starts[name], State())
 
     def accepts(self, text: str | bytes) -> bool:
         """Whether the whole text is in the language. Bytes must be UTF-8."""
         run = Run(self)
         return run.feed(text) and run.complete
+
+    def ready(self, state: State) -> State:
+        """The state with its edges."""
+        if state.lay is not None:
+            with self._laying:
+                if state.lay is not None:
+                    state.lay(state)
+                    state.lay = None
+        return state
+
+    def _rule(self, body: Node, at: State) -> None:
+        self._add(body, at, State())
 
     def _add(self, node: Node, at: State, end: State) -> None:
         """Lay the node's edges from ``at`` to ``end``."""
@@ -79,14 +98,7 @@ class Machine:
         elif isinstance(node, Class):
             at.chars.append((node.ranges, end))
         elif isinstance(node, Seq):
-            for part in node.parts[:-1]:
-                after = State()
-                self._add(part, at, after)
-                at = after
-            if node.parts:
-                self._add(node.parts[-1], at, end)
-            else:
-                at.silent.append(end)
+            self._sequence(node.parts, end, at)
         elif isinstance(node, Alt):
             for option in node.options:
                 self._add(option, at, end)
@@ -103,23 +115,29 @@ class Machine:
         else:
             at.tokens.append((node, end))
 
-    def _repeat(self, node: Rep, at: State, end: State) -> None:
-        for _ in range(node.low):
-            after = State()
-            self._add(node.item, at, after)
-            at = after
-        if node.high is None:
-            hub = State()
-            at.silent.append(hub)
-            self._add(node.item, hub, hub)
-            at = hub
+    def _sequence(self, parts: tuple[Node, ...], end: State, at: State) -> None:
+        if len(parts) > 1:
+            self._add(parts[0], at, State(lay=partial(self._sequence, parts[1:], end)))
+        elif parts:
+            self._add(parts[0], at, end)
         else:
-            for _ in range(node.high - node.low):
-                after = State()
+            at.silent.append(end)
+
+    def _repeat(self, node: Rep, at: State, end: State) -> None:
+        def copy(done: int, at: State) -> None:
+            """Lay what may follow ``done`` copies: the end, and one copy more."""
+            if node.high is None and done == node.low:
+                hub = State()
+                at.silent.append(hub)
+                hub.silent.append(end)
+                self._add(node.item, hub, hub)
+                return
+            if done >= node.low:
                 at.silent.append(end)
-                self._add(node.item, at, after)
-                at = after
-        at.silent.append(end)
+            if done != node.high:
+                self._add(node.item, at, State(lay=partial(copy, done + 1)))
+
+        copy(0, at)
 
     def _automaton(self, node: Auto, at: State, end: State) -> None:
         states = [State() for _ in node.dfa.trans]
@@ -140,20 +158,7 @@ class Machine:
                 state.chars.append(((), end))
 
     def _counted(self, node: Counted, at: State, end: State) -> None:
-        anything: Ranges = ((0, 0x110000),)
-        for i in range(node.low if node.high is None else node.high):
-            self._work.spend(1)
-            if i >= node.low:
-                at.silent.append(end)
-            after = State()
-            _spelled(at, anything, after)
-            at = after
-        if node.high is None:
-            hub = State()
-            at.silent.append(hub)
-            _spelled(hub, anything, hub)
-            at = hub
-        at.silent.append(end)
+        self._repeat(Rep(_ONE_CHARACTER, node.low, node.high), at, end)
 
 
 def _spelled(at: State, ranges: Ranges, end: State) -> None:
@@ -238,6 +243,7 @@ class Run:
             if key in seen:
                 continue
             seen[key] = (state, frame)
+            self._machine.ready(state)
             agenda.extend((target, frame) for target in state.silent)
             for rule, after in state.calls:
                 self._call(rule, after, frame, agenda)
@@ -255,7 +261,7 @@ class Run:
             callee = self._frames[rule] = Frame(self._position)
             agenda.append((self._machine.starts[rule], callee))
         # The frames of earlier positions gain no more returns, so a call in tail position may inherit them.
-        tail = after.final and frame is not None and frame.position < self._position
+        tail = self._machine.ready(after).final and frame is not None and frame.position < self._position
         returns = frame.returns.values() if tail and frame is not None else ((after, frame),)
         for state, parent in returns:
             key = (id(state), id(parent))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ninfer.constraints.chars import DIGIT, DOT, SPACE, WORD, Ranges, complement, normalise, single, union
-from ninfer.constraints.limits import MAX_GRAMMAR_NESTING, MAX_REPEAT
+from ninfer.constraints.limits import MAX_REGEX_NESTING, MAX_REPEAT
 from ninfer.errors import InvalidRegex
 
 
@@ -183,7 +183,7 @@ class _Parser:
             if not self.text[name : self.at].isidentifier() or not self.take(">"):
                 raise InvalidRegex("a group name is malformed", offset=offset)
         self.depth += 1
-        if self.depth > MAX_GRAMMAR_NESTING // 5:
+        if self.depth > MAX_REGEX_NESTING:
             raise InvalidRegex("groups are nested too deeply", offset=offset)
         options = [self.sequence()]
         while self.take("|"):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal
 
-from ninfer.constraints.limits import MAX_SCHEMA_BYTES
+from ninfer.constraints.limits import MAX_SOURCE_BYTES
 from ninfer.errors import ConstraintLimit, InvalidSchema
 
 Kind = Literal["object", "array", "string", "number", "boolean", "null"]
@@ -26,6 +26,11 @@ MAX_SOURCE_DEPTH = 2000
 MAX_NUMBER_CHARACTERS = 1200
 
 
+Place = tuple[Any, str] | None
+"""Where a value stands: its container's place, and its name or index there. Linked, since whole pointers would need
+memory quadratic in the depth."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Json:
     """One value of the source. ``value`` is a str, a bool, None, a number's Decimal, a tuple of Json, or for an object
@@ -33,9 +38,25 @@ class Json:
 
     kind: Kind
     value: Any
-    pointer: str
+    place: Place
     offset: int
     text: str = ""
+
+    @property
+    def pointer(self) -> str:
+        """The JSON Pointer (RFC 6901) of the value."""
+        tokens, place = [], self.place
+        while place is not None:
+            place, token = place
+            tokens.append("/" + escape(token))
+        return "".join(reversed(tokens))
+
+    @property
+    def children(self) -> tuple[Json, ...]:
+        """The values directly inside."""
+        if self.kind == "object":
+            return tuple(self.value.values())
+        return self.value if self.kind == "array" else ()
 
     def get(self, name: str) -> Json | None:
         """An object's member."""
@@ -48,10 +69,15 @@ class Json:
         while stack:
             node = stack.pop()
             yield node
-            if node.kind == "object":
-                stack.extend(reversed(node.value.values()))
-            elif node.kind == "array":
-                stack.extend(reversed(node.value))
+            stack.extend(reversed(node.children))
+
+    def nesting(self) -> int:
+        """How many containers stand inside one another."""
+        level, depth = [self], 0
+        while level := [node for node in level if node.children or node.kind in ("object", "array")]:
+            level = [child for node in level for child in node.children]
+            depth += 1
+        return depth
 
     def plain(self) -> Any:
         """The value as ordinary Python data; numbers become int where spelled as one, else float."""
@@ -91,8 +117,8 @@ def text_of(schema: str | bytes | Mapping[str, Any] | bool | Any) -> str:
 
 def read(text: str) -> Json:
     """Parse one JSON document. Raises InvalidSchema with line and column, or ConstraintLimit."""
-    if len(text) > MAX_SCHEMA_BYTES or len(text.encode("utf-8", "surrogatepass")) > MAX_SCHEMA_BYTES:
-        raise ConstraintLimit(f"the source is longer than {MAX_SCHEMA_BYTES} bytes", limit="schema bytes")
+    if len(text) > MAX_SOURCE_BYTES or len(text.encode("utf-8", "surrogatepass")) > MAX_SOURCE_BYTES:
+        raise ConstraintLimit(f"the source is longer than {MAX_SOURCE_BYTES} bytes", limit="source bytes")
     return _Reader(text).document()
 
 
@@ -101,7 +127,7 @@ class _Open:
     """A container that is being read."""
 
     kind: Literal["object", "array"]
-    pointer: str
+    place: Place
     offset: int
     members: dict[str, Json]
     items: list[Json]
@@ -138,12 +164,12 @@ class _Reader:
         """Read a scalar or an empty container, or open a container and return None."""
         char, offset = self.blank(), self.at
         top = stack[-1] if stack else None
-        pointer = "" if top is None else f"{top.pointer}/{escape(top.name) if top.kind == 'object' else len(top.items)}"
+        place = None if top is None else (top.place, top.name if top.kind == "object" else str(len(top.items)))
         if char in ("{", "["):
             if len(stack) >= MAX_SOURCE_DEPTH:
                 raise ConstraintLimit(f"the source is nested deeper than {MAX_SOURCE_DEPTH}", limit="depth")
             self.at += 1
-            opened = _Open("object" if char == "{" else "array", pointer, offset, {}, [])
+            opened = _Open("object" if char == "{" else "array", place, offset, {}, [])
             if self.blank() == ("}" if char == "{" else "]"):
                 self.at += 1
                 return self.close(opened)
@@ -152,18 +178,18 @@ class _Reader:
                 self.member(opened)
             return None
         if char == '"':
-            return Json("string", self.string(), pointer, offset)
+            return Json("string", self.string(), place, offset)
         for word, kind, value in _WORDS:
             if self.text.startswith(word, offset):
                 self.at += len(word)
-                return Json(kind, value, pointer, offset)
+                return Json(kind, value, place, offset)
         match = _NUMBER.match(self.text, offset)
         if match is None:
             raise self.error("expected a JSON value")
         self.at = match.end()
         if len(match.group()) > MAX_NUMBER_CHARACTERS:
             raise ConstraintLimit(f"a number of more than {MAX_NUMBER_CHARACTERS} characters", limit="number")
-        return Json("number", Decimal(match.group()), pointer, offset, match.group())
+        return Json("number", Decimal(match.group()), place, offset, match.group())
 
     def attach(self, stack: list[_Open], node: Json) -> Json | None:
         """Put a value into the open container; the container itself where that closes it."""
@@ -185,7 +211,7 @@ class _Reader:
 
     def close(self, opened: _Open) -> Json:
         value = opened.members if opened.kind == "object" else tuple(opened.items)
-        return Json(opened.kind, value, opened.pointer, opened.offset)
+        return Json(opened.kind, value, opened.place, opened.offset)
 
     def member(self, opened: _Open) -> None:
         """Read a member's name and colon."""

@@ -22,19 +22,21 @@ class Decoder:
     newlines directly around it belong to neither channel. stops: strings that end the answer; they are looked
     for in free content (not in calls) and, with ``stop_in_thinking``, in the thinking. stopped: one was
     found; the text before it has been released and nothing follows. Only text that could still become part of
-    a marker is held back.
+    a marker is held back. exact: the close is canonical, so exactly one newline before it and two behind it are
+    not the answer's own.
     """
 
     envelope: Envelope | None
     stops: tuple[str, ...]
     stop_in_thinking: bool
     thinking: bool
+    exact: bool = False
     stopped: bool = False
     _bytes: bytes = attrs.field(default=b"", init=False)
     _close: str = attrs.field(default="", init=False)
     """Thinking that may be the beginning of the close."""
-    _leading: bool = attrs.field(default=False, init=False)
-    """Newlines right behind the close are still to be dropped."""
+    _leading: int | None = attrs.field(default=0, init=False)
+    """Newlines right behind the close that are still to be dropped; None: all of them."""
     _scan: Scan = attrs.field(default=_NOTHING, init=False)
     _stop: str = attrs.field(default="", init=False)
     """Text that may be the beginning of a stop string."""
@@ -78,24 +80,36 @@ class Decoder:
             joined = self._close + text
             end = joined.find(THINK_CLOSE)
             if end < 0:
-                body = joined[: len(joined) - partial_match(joined, THINK_CLOSE)].rstrip("\n")
+                body = self._stripped(joined[: len(joined) - partial_match(joined, THINK_CLOSE)])
                 self._close = joined[len(body) :]
                 return self._release("thinking", body)
-            pieces += self._release("thinking", joined[:end].rstrip("\n"))
+            pieces += self._release("thinking", self._stripped(joined[:end]))
             if self.stopped:
                 return pieces
             pieces += self._unhold("thinking")
-            self.thinking, self._close, self._leading = False, "", True
+            self.thinking, self._close, self._leading = False, "", 2 if self.exact else None
             text = joined[end + len(THINK_CLOSE) :]
-        if self._leading:
-            text = text.lstrip("\n")
-            self._leading = not text
+        if self._leading != 0:
+            text = self._without_leading(text)
         if not text:
             return pieces
         if self.envelope is None:
             return pieces + self._release("content", text)
         out, self._scan = self.envelope.feed(self._scan, text)
         return pieces + self._content(out)
+
+    def _stripped(self, thinking: str) -> str:
+        """Without the newlines that would belong to a close right behind it."""
+        return thinking.removesuffix("\n") if self.exact else thinking.rstrip("\n")
+
+    def _without_leading(self, text: str) -> str:
+        rest = text.lstrip("\n")
+        if self._leading is None:
+            self._leading = 0 if rest else None
+            return rest
+        dropped = min(self._leading, len(text) - len(rest))
+        self._leading = 0 if rest else self._leading - dropped
+        return text[dropped:]
 
     def _content(self, out: list[str | RawCall]) -> list[Piece]:
         pieces: list[Piece] = []

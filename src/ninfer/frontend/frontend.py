@@ -8,7 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from ninfer.constraints.compose import PhaseMarker
+from ninfer.constraints.service import ConstraintService
 from ninfer.errors import InvalidRequest, NinferError
+from ninfer.frontend.constrain import plan_language
 from ninfer.frontend.frontiers import Frontiers
 from ninfer.frontend.generation import read_sampling, read_stop_ids, special_tokens
 from ninfer.frontend.plain import plain_text
@@ -29,6 +32,7 @@ from ninfer.frontend.resources import FrontendResources, broken, json_object
 from ninfer.frontend.session import OutputProtocol, OutputSession
 from ninfer.frontend.template import ChatTemplate
 from ninfer.frontend.tokenizer import Tokenizer
+from ninfer.frontend.vocabulary import token_classes
 from ninfer.inputs import Chat, PromptInput, TextPrompt, TokenPrompt
 from ninfer.options import RequestOptions, SamplingParams
 from ninfer.results import Channel
@@ -44,12 +48,16 @@ class Frontend:
     answer, those of generation_config.json and ``<|im_end|>``. close_tokens: the canonical close of the
     thinking, tokenised alone. defaults: the sampling generation_config.json recommends, every field set but
     the seed; where it is silent, temperature 1, top_p 1, top_k 20. ``do_sample: false`` is temperature 0, and
-    top_k above 64 becomes 64.
+    top_k above 64 becomes 64. constraints: the compiled languages of this vocabulary.
+
+    grammar_cache_bytes: what ``constraints`` may retain. timed: have it measure its work.
 
     Raises ArtifactError, naming the file, for resources that cannot be honoured.
     """
 
-    def __init__(self, resources: FrontendResources) -> None:
+    def __init__(
+        self, resources: FrontendResources, *, grammar_cache_bytes: int = 256 << 20, timed: bool = False
+    ) -> None:
         self._tokenizer = Tokenizer(resources)
         self._template = ChatTemplate(resources.chat_template, special_tokens(self._tokenizer.config))
         self._frontiers = Frontiers.of(self._tokenizer)
@@ -61,6 +69,10 @@ class Frontend:
         self.close_tokens: tuple[int, ...] = tuple(self._tokenizer.encode(CANONICAL_CLOSE))
         if self.decode(self.close_tokens) != CANONICAL_CLOSE or set(self.close_tokens).intersection(self.stop_ids):
             raise broken("tokenizer.json", f"cannot spell the close of the thinking, {CANONICAL_CLOSE!r}")
+        classes = token_classes(vocabulary, self.stop_ids)
+        self._is_text = classes.is_text
+        self._think_close = PhaseMarker(THINK_CLOSE, vocabulary.ids.get(THINK_CLOSE))
+        self.constraints = ConstraintService(classes, grammar_cache_bytes, timed=timed)
         hidden = {t.id for t in vocabulary.added.values() if t.special and t.content not in _SHOWN_TAGS}
         self._protocol = OutputProtocol(
             tokenizer=self._tokenizer,
@@ -90,9 +102,9 @@ class Frontend:
 
     def output_session(self, prompt: PreparedPrompt, options: RequestOptions, *, max_tokens: int) -> OutputSession:
         """The session that reads this request's output. ``max_tokens`` >= 1: its output budget, forced tokens
-        included.
+        included. A constraint is compiled here, on the calling thread, unless it is at hand.
 
-        Raises InvalidRequest for stop ids outside the vocabulary.
+        Raises InvalidRequest for stop ids outside the vocabulary, ConstraintError.
         """
         for i, token in enumerate(options.stop_token_ids):
             if token >= self.vocab_size:
@@ -101,7 +113,9 @@ class Frontend:
                 )
         if max_tokens < 1:
             raise InvalidRequest(f"expected >= 1, got {max_tokens}", field="max_tokens")
-        return OutputSession(self._protocol, prompt, options, max_tokens)
+        plan = plan_language(prompt, options, self._think_close, self._is_text)
+        opened = None if plan is None else self.constraints.open(plan, prompt.continuation)
+        return OutputSession(self._protocol, prompt, options, max_tokens, opened)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of token ids, control tokens included; bytes that are not UTF-8 show as U+FFFD."""

@@ -6,10 +6,12 @@ import copy
 import hashlib
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 import numpy as np
 
+from ninfer.constraints.service import Opened
 from ninfer.errors import InvariantError
 from ninfer.frontend.decoder import Decoder, Piece
 from ninfer.frontend.envelope import Envelope, RawCall
@@ -18,7 +20,16 @@ from ninfer.frontend.prompt import PreparedPrompt
 from ninfer.frontend.protocol import CANONICAL_CLOSE, THINK_OPEN
 from ninfer.frontend.tokenizer import Tokenizer
 from ninfer.options import RequestOptions
-from ninfer.results import Channel, Delta, FinishReason, StopReason, TokenLogprob, ToolCall, ToolCallEvent
+from ninfer.results import (
+    Channel,
+    ConstraintReport,
+    Delta,
+    FinishReason,
+    StopReason,
+    TokenLogprob,
+    ToolCall,
+    ToolCallEvent,
+)
 
 Ending = tuple[FinishReason, StopReason | None]
 
@@ -89,13 +100,23 @@ class OutputSession:
 
     While ``control`` is not empty, exactly those tokens come next, through ``preview_control``: the thinking
     budget is used up and the canonical close is due. ``licence()`` is how many tokens may come before that.
+    ``matcher``: the state of the request's constraint, which previews, commits and discards with the session;
+    None without one. ``opened``: it and how it was made.
+
     ``text``, ``thinking``, ``tool_calls``, ``token_ids``, ``logprobs`` and ``thinking_tokens`` (tokens that
     began inside the thinking, forced ones included) describe what is committed.
     """
 
     def __init__(
-        self, protocol: OutputProtocol, prompt: PreparedPrompt, options: RequestOptions, max_tokens: int
+        self,
+        protocol: OutputProtocol,
+        prompt: PreparedPrompt,
+        options: RequestOptions,
+        max_tokens: int,
+        opened: Opened | None = None,
     ) -> None:
+        self._opened = opened
+        self.matcher = opened.matcher if opened else None
         self._protocol = protocol
         self._prompt = prompt
         self._max_tokens = max_tokens
@@ -106,6 +127,7 @@ class OutputSession:
             stops=options.stop,
             stop_in_thinking=options.thinking_stop,
             thinking=prompt.start_channel == "thinking",
+            exact=opened is not None,
         )
         self._decoder.resume(prompt.continuation.decode())
         self._count = _Count()
@@ -142,6 +164,37 @@ class OutputSession:
     @property
     def thinking_tokens(self) -> int:
         return self._count.thinking
+
+    @property
+    def constraint(self) -> ConstraintReport | None:
+        """What became of the constraint so far; None without one."""
+        opened, matcher = self._opened, self.matcher
+        if opened is None or matcher is None:
+            return None
+        return ConstraintReport(
+            kind=opened.kind,
+            branch="content" if self._prompt.continuation or self.text else "undecided",
+            complete=matcher.complete,
+            terminated=matcher.terminated,
+            cache=opened.cache,
+            masks=matcher.masks,
+            mask_h2d_bytes=matcher.masks * matcher.nbytes,
+            mask_seconds=matcher.mask_seconds,
+            matcher_seconds=matcher.matcher_seconds,
+        )
+
+    @property
+    def parsed(self) -> Any:
+        """The JSON value of the whole text, when a JSON constraint is complete."""
+        opened, matcher = self._opened, self.matcher
+        if opened is None or matcher is None or not matcher.complete or not opened.kind.startswith("json"):
+            return None
+        return json.loads(self._prompt.continuation.decode() + self.text)
+
+    @property
+    def constraint_seconds(self) -> float | None:
+        """How long the constraint took to prepare."""
+        return self._opened.seconds if self._opened else None
 
     @property
     def control(self) -> tuple[int, ...]:
@@ -190,13 +243,15 @@ class OutputSession:
         work = self._fork()
         for token in tokens:
             self._read(work, int(token), None, stop=False)
-        return self._close_round(work)
+        return self._close_round(work, forced=True)
 
     def commit(self) -> list[Delta | ToolCallEvent]:
         """Make the preview part of the answer. Returns its events, in order."""
         work = self._round
         if work is None:
             raise InvariantError("commit without a preview")
+        if self.matcher is not None:
+            self.matcher.commit()
         self._round = None
         return self._adopt(work)
 
@@ -204,6 +259,8 @@ class OutputSession:
         """Forget the preview; everything is as before it."""
         if self._round is None:
             raise InvariantError("discard without a preview")
+        if self.matcher is not None:
+            self.matcher.discard()
         self._round = None
 
     def finish(self, reason: FinishReason) -> list[Delta | ToolCallEvent]:
@@ -251,7 +308,7 @@ class OutputSession:
         if count.ending is None and count.produced >= self._max_tokens:
             count.ending = ("length", "max_tokens")
 
-    def _close_round(self, work: _Round) -> Preview:
+    def _close_round(self, work: _Round, *, forced: bool = False) -> Preview:
         count = work.count
         if count.ending is not None:
             natural = count.ending[0] == "stop"
@@ -259,6 +316,11 @@ class OutputSession:
             if natural:
                 why = "stop_string" if work.decoder.stopped else count.ending[1]
                 count.ending = ("tool_calls" if count.calls else "stop", why)
+        if self.matcher is not None and forced:
+            tail = b"".join(self._protocol.shown[token] for token in self._tokens[-3:])
+            self.matcher.preview_control(work.tokens, tail)
+        elif self.matcher is not None:
+            self.matcher.preview(work.tokens)
         self._round = work
         return Preview(len(work.tokens), count.ending, tuple(work.boundaries))
 

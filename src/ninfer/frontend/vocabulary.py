@@ -9,6 +9,8 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from ninfer.constraints.vocab import TokenClasses
+from ninfer.frontend.protocol import CALL_CLOSE, CALL_OPEN, THINK_CLOSE
 from ninfer.frontend.resources import broken
 
 _FILE = "tokenizer.json"
@@ -65,6 +67,15 @@ class Vocabulary:
     added: Mapping[int, AddedToken]
     ids: Mapping[str, int]
     """Content of an added token -> id."""
+
+
+def token_classes(vocabulary: Vocabulary, stop_ids: tuple[int, ...]) -> TokenClasses:
+    """What constraints may do with each id: markers of the answer's own envelope, ends, ordinary text."""
+    text = np.ones(vocabulary.size, np.bool_)
+    text[[*vocabulary.added, *stop_ids]] = False
+    markers = [vocabulary.ids[name] for name in (THINK_CLOSE, CALL_OPEN, CALL_CLOSE) if name in vocabulary.ids]
+    phase = {token: vocabulary.bytes[token] for token in markers if token not in stop_ids}
+    return TokenClasses(vocabulary.bytes, text, phase, stop_ids)
 
 
 def read_vocabulary(tokenizer: Mapping[str, Any], config: Mapping[str, Any], rows: int) -> Vocabulary:

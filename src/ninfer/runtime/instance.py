@@ -57,7 +57,11 @@ def open_instance(artifact: str | os.PathLike[str] | ArtifactSource, options: En
             source = artifact
         contents = Artifact(source)
         config = check(contents).text
-        frontend = Frontend(_resources(contents, config.vocab_size))
+        frontend = Frontend(
+            _resources(contents, config.vocab_size),
+            grammar_cache_bytes=options.grammar_cache_bytes,
+            timed=options.phase_timings,
+        )
         context = _context(options, config.max_position_embeddings)
         chunk = min(options.prefill_chunk or DEFAULT_CHUNK, context)
         with Meter("compile", None, options.progress, unit="kernel", delay=0.5) as meter:

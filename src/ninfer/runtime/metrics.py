@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 
 import attrs
 
+from ninfer.errors import ConstraintDeadEnd
+from ninfer.results import GenerationResult
+
 
 @attrs.frozen(kw_only=True)
 class EngineStats:
@@ -16,8 +19,11 @@ class EngineStats:
     waiting, active, outstanding: requests queued, holding a lane, and occupying a slot (waiting, active or unread).
     accepted: requests that entered the queue. finished: requests by finish_reason. prompt_tokens, cached_tokens: of
     admitted requests. completion_tokens: committed. prefill_units, control_units, decode_rounds: model units by kind.
-    decode_rows: rows summed over decode rounds. memory: occupancy reported by the model's stores, each entry named
-    with its unit; as of the last admission or end of a request.
+    decode_rows: rows summed over decode rounds. constraints: of finished requests, ``requests`` that had one,
+    ``complete`` and ``dead_ends`` among them, ``masks`` and ``mask_h2d_bytes``; of compiled languages ``entries`` and
+    ``retained_bytes`` now, ``hits``, ``builds``, ``waits`` and ``evictions``; outside their budget ``index_bytes`` of
+    the vocabulary's index, ``matchers`` in use and the ``matcher_tokens`` they have read. memory: occupancy reported by
+    the model's stores, each entry named with its unit; as of the last admission or end of a request.
     """
 
     waiting: int
@@ -32,6 +38,7 @@ class EngineStats:
     control_units: int
     decode_rounds: int
     decode_rows: int
+    constraints: Mapping[str, int]
     memory: Mapping[str, int]
 
 
@@ -48,7 +55,21 @@ class Metrics:
     decode_rounds: int = 0
     decode_rows: int = 0
     finished: Counter[str] = field(default_factory=Counter)
+    constraints: Counter[str] = field(default_factory=Counter)
     memory: Mapping[str, int] = field(default_factory=dict)
+
+    def settle(self, result: GenerationResult) -> None:
+        """Count a request that has ended, however it ended."""
+        self.finished[result.finish_reason] += 1
+        report = result.constraint
+        if report is not None:
+            self.constraints += {
+                "requests": 1,
+                "complete": report.complete,
+                "dead_ends": isinstance(result.error, ConstraintDeadEnd),
+                "masks": report.masks,
+                "mask_h2d_bytes": report.mask_h2d_bytes,
+            }
 
     def snapshot(self, *, waiting: int, active: int, outstanding: int) -> EngineStats:
         return EngineStats(
@@ -64,5 +85,6 @@ class Metrics:
             control_units=self.control_units,
             decode_rounds=self.decode_rounds,
             decode_rows=self.decode_rows,
+            constraints=dict(self.constraints),
             memory=dict(self.memory),
         )

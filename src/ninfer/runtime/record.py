@@ -100,6 +100,7 @@ class RequestRecord:
             text=session.text,
             thinking=session.thinking,
             tool_calls=session.tool_calls,
+            parsed=session.parsed,
             token_ids=tokens,
             logprobs=session.logprobs if self.request.sampling.logprobs >= 0 else None,
             finish_reason=ending.finish,
@@ -111,6 +112,7 @@ class RequestRecord:
                 thinking_tokens=session.thinking_tokens,
             ),
             timings=self.timings(),
+            constraint=session.constraint,
             error=ending.error,
             seed=self.request.sampling.seed,
             metadata=self.metadata,
@@ -123,6 +125,7 @@ class RequestRecord:
         """Phases that happened, seconds."""
         return Timings(
             prepare=self.prepare_seconds,
+            constraint_prepare=self.session.constraint_seconds,
             queue=_span(self.queued, self.admitted),
             prefill=_span(self.admitted, self.first_token),
             decode=_span(self.first_token, self.last_token),

@@ -13,6 +13,7 @@ from functools import partial
 from operator import attrgetter
 from typing import TypeVar
 
+from ninfer.constraints.masks import batch_masks
 from ninfer.contract import PendingBatch, ProgramPort, ResourcePlan, SequenceHandle, TransactionStatus
 from ninfer.errors import (
     DeadlineExceeded,
@@ -251,7 +252,7 @@ class Worker:
         if done and row.session.control:
             self._go_on(row)
         elif done:
-            self._finish_batch(self._program.finalize_prefill((sequence,), None), (row,))
+            self._finish_batch(self._program.finalize_prefill((sequence,), batch_masks((row.session.matcher,))), (row,))
 
     def _control(self, row: RequestRecord) -> None:
         self.metrics.control_units += 1
@@ -262,7 +263,8 @@ class Worker:
         self.metrics.decode_rows += len(rows)
         sequences = [_sequence(row) for row in rows]
         licences = [licence(row, self._limits.drafts) for row in rows]
-        self._finish_batch(self._program.decode(sequences, licences, None), rows)
+        masks = batch_masks([row.session.matcher for row in rows])
+        self._finish_batch(self._program.decode(sequences, licences, masks), rows)
 
     def _finish_batch(self, batch: PendingBatch, rows: Sequence[RequestRecord]) -> None:
         """Consume the batch whole: preview every row, commit once, then make the outcome visible row by row."""
@@ -356,7 +358,7 @@ class Worker:
         result = record.result()
         record.state = RequestState.FINISHED
         del self._records[record.id]
-        self.metrics.finished[ending.finish] += 1
+        self.metrics.settle(result)
         record.response.publish(events)
         record.response.complete(result)
 

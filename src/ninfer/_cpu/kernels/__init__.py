@@ -1,5 +1,6 @@
 """Native code of the CPU Ops.
 
-``simd`` gives sixteen fp32 lanes, ``codes`` turns stored bytes into them, ``products`` multiplies matrices with them;
-the others are the kernels of one family of Ops each. Every kernel follows the convention of ``ninfer._cpu.kernel``.
+``lanes`` has the pieces of LLVM IR for sixteen fp32 lanes and ``simd`` gives them to Numba code; ``codes`` and
+``scales`` decode what matrices are stored as, ``tiles`` multiplies it in registers, ``products`` puts those together.
+The others are the kernels of one family of Ops each, after the convention of ``ninfer._cpu.kernel``.
 """

@@ -16,30 +16,24 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from ninfer._cpu.kernel import kernel
+from ninfer._cpu.kernels.lanes import VF, at, f32_t, fma_ir, i64, load_ir, splat
 from ninfer._cpu.kernels.products import STRETCH, WS_BYTES
 from ninfer._cpu.kernels.rows import norm1
 from ninfer._cpu.kernels.simd import (
-    VF,
-    at,
     call8,
     exp,
     f32,
-    f32_t,
     fill,
-    fma_ir,
     i32p,
-    i64,
     i64p,
     keep,
     lane0,
     largest,
     load,
     load_bf16,
-    load_ir,
     load_part,
     real,
     sigmoid,
-    splat,
     store,
     store_bf16,
     store_part,
@@ -152,37 +146,47 @@ def _make_accumulate(columns: int, vectors: int):
     return accumulate
 
 
-_pair4, _pair1 = _make_accumulate(2, 4), _make_accumulate(2, 1)
+_four4, _four1 = _make_accumulate(4, 4), _make_accumulate(4, 1)
+_two4, _two1 = _make_accumulate(2, 4), _make_accumulate(2, 1)
 _one4, _one1 = _make_accumulate(1, 4), _make_accumulate(1, 1)
 
 
 @njit
+def _span(acc, s, v, hd, columns, first, last):
+    """acc[c] += s[c] V over the ordinals [first, last) for 1, 2 or 4 columns."""
+    i = 0
+    while i < hd:
+        out, values = acc + 4 * i, v + 4 * i
+        if hd - i >= 64:
+            if columns == 4:
+                _four4(out, hd, s, values, hd, first, last)
+            elif columns == 2:
+                _two4(out, hd, s, values, hd, first, last)
+            else:
+                _one4(out, hd, s, values, hd, first, last)
+            i += 64
+        else:
+            if columns == 4:
+                _four1(out, hd, s, values, hd, first, last)
+            elif columns == 2:
+                _two1(out, hd, s, values, hd, first, last)
+            else:
+                _one1(out, hd, s, values, hd, first, last)
+            i += 16
+
+
+@njit
 def _accumulate(acc, s, v, hd, columns, visible):
-    """acc[c] += s[c] V over the ordinals each column sees; ``visible`` int64 [columns]."""
+    """acc[c] += s[c] V over the ordinals each column sees; ``visible`` int64 [columns], ascending."""
     c = 0
     while c < columns:
-        out, weights = acc + 4 * c * hd, s + 4 * c * PAGE
-        mine = visible[c]
-        both = min(mine, visible[c + 1]) if c + 1 < columns else 0
-        i = 0
-        while i < hd:
-            four = hd - i >= 64
-            here, values = out + 4 * i, v + 4 * i
-            if both:
-                if four:
-                    _pair4(here, hd, weights, values, hd, 0, both)
-                else:
-                    _pair1(here, hd, weights, values, hd, 0, both)
-            for j in range(2):
-                if j == 0 or both:
-                    last = visible[c + j]
-                    if last > both:
-                        if four:
-                            _one4(here + 4 * j * hd, hd, weights + 4 * j * PAGE, values, hd, both, last)
-                        else:
-                            _one1(here + 4 * j * hd, hd, weights + 4 * j * PAGE, values, hd, both, last)
-            i += 64 if four else 16
-        c += 2 if both else 1
+        width = 4 if columns - c >= 4 else (2 if columns - c >= 2 else 1)
+        common = visible[c]
+        _span(acc + 4 * c * hd, s + 4 * c * PAGE, v, hd, width, 0, common)
+        for j in range(c + 1, c + width):
+            if visible[j] > common:
+                _span(acc + 4 * j * hd, s + 4 * j * PAGE, v, hd, 1, common, visible[j])
+        c += width
 
 
 @njit

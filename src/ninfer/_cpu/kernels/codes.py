@@ -13,7 +13,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from ninfer._cpu.kernels.simd import (
+from ninfer._cpu.kernels.lanes import (
     LANES,
     VF,
     VI,

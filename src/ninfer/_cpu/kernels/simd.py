@@ -11,15 +11,30 @@ import operator
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
-from numba.core import cgutils
 from numba.extending import intrinsic, lower_builtin, models, register_model, type_callable
 
-LANES = 16
-
-i1, i8, i16, i32, i64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
-f32_t = ir.FloatType()
-VF = ir.VectorType(f32_t, LANES)
-VI = ir.VectorType(i32, LANES)
+from ninfer._cpu.kernels.lanes import (
+    LANES,
+    VF,
+    VI,
+    call,
+    const,
+    f32_t,
+    fconst,
+    fma_ir,
+    i16,
+    i32,
+    i64,
+    load_ir,
+    mask_ir,
+    narrow_bf16,
+    part_load,
+    part_store,
+    shuffle,
+    splat,
+    sum_ir,
+    widen_bf16,
+)
 
 
 class Vec(types.Type):
@@ -36,105 +51,6 @@ vec = Vec()
 class _VecModel(models.PrimitiveModel):
     def __init__(self, manager, frontend_type):
         super().__init__(manager, frontend_type, VF)
-
-
-# -- pieces of LLVM IR -------------------------------------------------------------------------------------------
-
-
-def const(value: int, lanes: int = LANES, element: ir.IntType = i32) -> ir.Constant:
-    return ir.Constant(ir.VectorType(element, lanes), [value] * lanes)
-
-
-def fconst(value: float) -> ir.Constant:
-    return ir.Constant(VF, [float(np.float32(value))] * LANES)
-
-
-def lanes_const(values) -> ir.Constant:
-    return ir.Constant(VI, list(values))
-
-
-def shuffle(b, x, y, order):
-    return b.shuffle_vector(x, y, ir.Constant(ir.VectorType(i32, len(order)), list(order)))
-
-
-def splat(b, x, lanes: int = LANES):
-    vt = ir.VectorType(x.type, lanes)
-    one = b.insert_element(ir.Constant(vt, ir.Undefined), x, ir.Constant(i32, 0))
-    return shuffle(b, one, one, [0] * lanes)
-
-
-def call(b, name: str, result, *args):
-    fn = cgutils.get_or_insert_function(b.module, ir.FunctionType(result, [a.type for a in args]), name)
-    return b.call(fn, args)
-
-
-def fma_ir(b, x, y, z):
-    return call(b, "llvm.fma.v16f32", VF, x, y, z)
-
-
-def at(b, address, kind, offset=None):
-    """The i64 ``address`` (plus a byte ``offset``) as a pointer to ``kind``."""
-    if offset is not None:
-        address = b.add(address, offset)
-    return b.inttoptr(address, kind.as_pointer())
-
-
-def load_ir(b, pointer, align: int):
-    value = b.load(pointer)
-    value.align = align
-    return value
-
-
-def mask_ir(b, count):
-    """Lanes below the i64 ``count``."""
-    top = ir.Constant(i64, LANES)
-    count = b.select(b.icmp_signed("<", count, top), count, top)
-    return b.icmp_signed("<", lanes_const(range(LANES)), splat(b, b.trunc(count, i32)))
-
-
-def masked_load(b, pointer, mask, element, name: str):
-    kind = ir.VectorType(element, LANES)
-    align = element.width // 8 if isinstance(element, ir.IntType) else 4
-    return call(b, f"llvm.masked.load.v16{name}.p0", kind, pointer, ir.Constant(i32, align), mask, zeros(kind))
-
-
-def zeros(kind):
-    return ir.Constant(kind, [0] * kind.count)
-
-
-def widen_bf16(b, words):
-    return b.bitcast(b.shl(b.zext(words, VI), const(16)), VF)
-
-
-def narrow_bf16(b, x):
-    """bf16 words of x, to nearest even; NaN stays NaN."""
-    bits = b.bitcast(x, VI)
-    odd = b.and_(b.lshr(bits, const(16)), const(1))
-    rounded = b.lshr(b.add(bits, b.add(odd, const(0x7FFF))), const(16))
-    nan = b.or_(b.lshr(bits, const(16)), const(0x40))
-    return b.trunc(b.select(b.fcmp_unordered("uno", x, x), nan, rounded), ir.VectorType(i16, LANES))
-
-
-def sum_ir(b, x):
-    """Sum of the lanes, halves first: the one reduction order of every kernel."""
-    n = LANES
-    while n > 1:
-        n //= 2
-        x = b.fadd(shuffle(b, x, x, range(n)), shuffle(b, x, x, range(n, 2 * n)))
-    return b.extract_element(x, ir.Constant(i32, 0))
-
-
-def sum4_ir(b, rows):
-    """``sum_ir`` of four vectors as one <4 x float>, adding in the same order."""
-    quads = []
-    for x in rows:
-        x = b.fadd(shuffle(b, x, x, range(8)), shuffle(b, x, x, range(8, 16)))
-        quads.append(b.fadd(shuffle(b, x, x, range(4)), shuffle(b, x, x, range(4, 8))))
-    pairs = [
-        b.fadd(shuffle(b, p, q, (0, 1, 4, 5)), shuffle(b, p, q, (2, 3, 6, 7)))
-        for p, q in ((quads[0], quads[1]), (quads[2], quads[3]))
-    ]
-    return b.fadd(shuffle(b, *pairs, (0, 2, 4, 6)), shuffle(b, *pairs, (1, 3, 5, 7)))
 
 
 # -- views of addresses ------------------------------------------------------------------------------------------
@@ -223,8 +139,7 @@ def load_part(typingctx, p, i, n):
     """Lanes p[i : i+n], the others zero; n may exceed 16."""
 
     def codegen(context, b, signature, args):
-        pointer = b.gep(args[0], [args[1]])
-        return masked_load(b, pointer, mask_ir(b, args[2]), f32_t, "f32")
+        return part_load(b, b.gep(args[0], [args[1]]), args[2], f32_t, "f32")
 
     return vec(types.CPointer(types.float32), _index, _index), codegen
 
@@ -234,8 +149,7 @@ def load_bf16(typingctx, p, i, n):
     """Lanes of bf16 words p[i : i+n], the others zero; n may exceed 16."""
 
     def codegen(context, b, signature, args):
-        pointer = b.gep(args[0], [args[1]])
-        return widen_bf16(b, masked_load(b, pointer, mask_ir(b, args[2]), i16, "i16"))
+        return widen_bf16(b, part_load(b, b.gep(args[0], [args[1]]), args[2], i16, "i16"))
 
     return vec(types.CPointer(types.uint16), _index, _index), codegen
 
@@ -256,8 +170,7 @@ def store_part(typingctx, p, i, x, n):
     """p[i : i+n] = x; n may exceed 16."""
 
     def codegen(context, b, signature, args):
-        pointer, mask = b.gep(args[0], [args[1]]), mask_ir(b, args[3])
-        call(b, "llvm.masked.store.v16f32.p0", ir.VoidType(), args[2], pointer, ir.Constant(i32, 4), mask)
+        part_store(b, args[2], b.gep(args[0], [args[1]]), args[3], f32_t, "f32")
         return context.get_dummy_value()
 
     return types.void(types.CPointer(types.float32), _index, vec, _index), codegen
@@ -268,8 +181,7 @@ def store_bf16(typingctx, p, i, x, n):
     """bf16 words p[i : i+n] = x rounded to nearest even; n may exceed 16."""
 
     def codegen(context, b, signature, args):
-        pointer, words, mask = b.gep(args[0], [args[1]]), narrow_bf16(b, args[2]), mask_ir(b, args[3])
-        call(b, "llvm.masked.store.v16i16.p0", ir.VoidType(), words, pointer, ir.Constant(i32, 2), mask)
+        part_store(b, narrow_bf16(b, args[2]), b.gep(args[0], [args[1]]), args[3], i16, "i16")
         return context.get_dummy_value()
 
     return types.void(types.CPointer(types.uint16), _index, vec, _index), codegen

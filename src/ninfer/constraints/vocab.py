@@ -1,0 +1,83 @@
+"""The token domain as constraints see it: what text each id is, and which ids are not text."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from ninfer.constraints.xgrammar import Compiler
+
+_ENTRY_BYTES = 128
+"""What the core keeps of a token besides its bytes, as measured."""
+
+
+@attrs.frozen(eq=False)
+class TokenClasses:
+    """Every id of the domain ``0..V-1`` belongs to one class.
+
+    data: the bytes each id stands for; a token may hold part of a character. text: bool [V], ids matched by their
+    bytes. phase: ids of envelope markers, legal only where a grammar names them. stop: ids that end an answer. All
+    other ids are never legal under a constraint.
+    """
+
+    data: Sequence[bytes]
+    text: npt.NDArray[np.bool_]
+    phase: Mapping[int, bytes]
+    stop: tuple[int, ...]
+
+    @property
+    def reserved(self) -> tuple[int, ...]:
+        """Phase and stop ids, ascending."""
+        return tuple(sorted({*self.phase, *self.stop}))
+
+    def is_text(self, token: int) -> bool:
+        return 0 <= token < len(self.data) and bool(self.text[token])
+
+
+class TokenIndex:
+    """One vocabulary and the index over it, built once, on the first constrained request. Safe from any thread.
+
+    cache_bytes: what the index may keep of masks shared between grammars. size: V. words: uint32 words of a mask.
+    """
+
+    def __init__(self, classes: TokenClasses, cache_bytes: int = 1 << 26) -> None:
+        self.classes = classes
+        self.size = len(classes.data)
+        self.words = (self.size + 31) // 32
+        self.last_word = (1 << (self.size - 32 * (self.words - 1))) - 1
+        """The bits of the last word that are ids."""
+        self._cache_bytes = cache_bytes
+        self._lock = threading.Lock()
+        self._compiler: Compiler | None = None
+
+    @cached_property
+    def usable(self) -> npt.NDArray[np.bool_]:
+        """bool [V]: ids that some grammar may accept."""
+        usable = self.classes.text.copy()
+        usable[list(self.classes.reserved)] = True
+        return usable
+
+    @property
+    def nbytes(self) -> int:
+        """About what the index holds, bytes: nothing before it is used."""
+        return 0 if self._compiler is None else sum(map(len, self.classes.data)) + _ENTRY_BYTES * self.size
+
+    def compiler(self) -> Compiler:
+        """The compiler over this vocabulary."""
+        with self._lock:
+            if self._compiler is None:
+                self._compiler = Compiler(_spelled(self.classes), self.classes.stop, self._cache_bytes)
+            return self._compiler
+
+
+def _spelled(classes: TokenClasses) -> list[bytes]:
+    """What each id is matched as. A byte 0xFF begins no text, so only its id can name a reserved token."""
+    spelled = [data if text else b"" for data, text in zip(classes.data, classes.text.tolist())]
+    for token in classes.reserved:
+        spelled[token] = b"\xff%d" % token
+    return spelled

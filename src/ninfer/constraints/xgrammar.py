@@ -1,0 +1,187 @@
+"""The one place that touches XGrammar: its compiled core, loaded without what its Python package imports.
+
+Importing the package brings torch and transformers into the process, and so does its dependency tvm_ffi where torch is
+installed. The core needs neither. Constructor signatures of the core are private to the package, hence one exact
+version and a self-test; if either does not hold, the package is imported the ordinary way.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.metadata
+import importlib.util
+import re
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ninfer.errors import InvariantError
+
+VERSION = "0.2.9"
+
+_NAMESPACE = "xgrammar.tvm_ffi_binding"
+_CLASSES = ("CompiledGrammar", "Grammar", "GrammarCompiler", "GrammarMatcher", "TokenizerInfo")
+_RAW = 0
+"""Vocabulary type: a token is its bytes."""
+_LOCATION = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
+
+
+class Compiler:
+    """Compiles grammar text for one vocabulary. Masks are built when a state is first visited, and kept.
+
+    tokens: what each id is matched as; an id with empty bytes is never legal. stop: ids that are legal exactly where
+    the language may end. cache_bytes: what is kept of masks that several grammars share.
+    """
+
+    def __init__(self, tokens: Sequence[bytes], stop: Sequence[int], cache_bytes: int) -> None:
+        core = _core()
+        self._core = core
+        info = core.TokenizerInfo(list(tokens), _RAW, len(tokens), list(stop), False)
+        self._compiler = core.GrammarCompiler(info, 1, True, cache_bytes, True)
+
+    def compile(self, text: str) -> CompiledGrammar:
+        """Raises InvariantError for text the core refuses: what is emitted must be right."""
+        try:
+            return CompiledGrammar(self._core, self._compiler.compile_grammar_from_strings(text, "root"))
+        except (RuntimeError, UnicodeDecodeError) as error:
+            raise InvariantError(f"an emitted grammar was refused: {_LOCATION.sub('', str(error)).strip()}") from None
+
+
+class CompiledGrammar:
+    """Shared by all matchers of a language."""
+
+    def __init__(self, core: Any, handle: Any) -> None:
+        self._core = core
+        self._handle = handle
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, bytes; grows while new states are visited."""
+        return int(self._handle.memory_size_bytes())
+
+    def parser(self) -> Parser:
+        """A parser at the start of the language."""
+        return Parser(self._core, self._core.GrammarMatcher(self._handle, None, False, -1, None))
+
+
+class Parser:
+    """The parse of one output. Every successful ``accept`` or ``accept_bytes`` is one step that can be taken back."""
+
+    def __init__(self, core: Any, handle: Any) -> None:
+        self._handle = handle
+        self._view = core.from_dlpack
+
+    @property
+    def complete(self) -> bool:
+        """Whether what was accepted may be the whole text."""
+        return bool(self._handle.is_completed())
+
+    def accept(self, token: int) -> bool:
+        """Take a token that is in the vocabulary; False, unchanged, when it is not legal."""
+        return bool(self._handle.accept_token(token, False))
+
+    def accept_bytes(self, data: bytes) -> bool:
+        """Take text that is no token; False, unchanged, when it is not legal."""
+        return bool(self._handle.accept_string(data, False))
+
+    def rollback(self, steps: int) -> None:
+        """Undo the last ``steps``."""
+        if steps:
+            self._handle.rollback(steps)
+
+    def fill(self, words: npt.NDArray[np.int32]) -> None:
+        """Write the legal next tokens into a contiguous row; bits beyond the vocabulary are undefined."""
+        self._handle.fill_next_token_bitmask(words, 0, False)
+
+
+@cache
+def _core() -> Any:
+    """The core's classes, and ``from_dlpack``."""
+    with _LOADING:
+        if importlib.metadata.version("xgrammar") == VERSION:
+            core = _bare_core()
+            if _works(core):
+                return core
+        return _packaged_core()
+
+
+_LOADING = threading.Lock()
+
+
+def _bare_core() -> Any:
+    with _without_torch():
+        import tvm_ffi
+    loaded = sys.modules.get(f"{_NAMESPACE}._ffi_api")
+    library: Any
+    if loaded is None:
+        spec = importlib.util.find_spec("xgrammar")
+        assert spec is not None
+        assert spec.origin is not None
+        library = tvm_ffi.load_module(str(Path(spec.origin).with_name("libxgrammar_bindings.so")))
+        kinds: dict[str, Any] = {
+            name: tvm_ffi.register_object(f"{_NAMESPACE}.{name}")(type(name, (tvm_ffi.Object,), {"__slots__": ()}))
+            for name in _CLASSES
+        }
+    else:
+        library = loaded
+        kinds = {name: getattr(loaded, name) for name in _CLASSES}
+    return SimpleNamespace(**kinds, from_dlpack=tvm_ffi.from_dlpack, library=library)
+
+
+def _packaged_core() -> Any:
+    import tvm_ffi
+    from xgrammar.tvm_ffi_binding import _ffi_api
+
+    kinds = {name: getattr(_ffi_api, name) for name in _CLASSES}
+    return SimpleNamespace(**kinds, from_dlpack=tvm_ffi.from_dlpack, library=_ffi_api)
+
+
+def _works(core: Any) -> bool:
+    """Compile, fill, accept, roll back."""
+    try:
+        info = core.TokenizerInfo([b"a", b"b", b"\xff2"], _RAW, 3, [2], False)
+        compiled = core.GrammarCompiler(info, 1, True, 1 << 20, True).compile_grammar_from_strings(
+            'root ::= "ab"', "root"
+        )
+        parser = Parser(core, core.GrammarMatcher(compiled, None, False, -1, None))
+        words = np.zeros(1, np.int32)
+        seen = []
+        for token in (0, 1):
+            parser.fill(words)
+            seen.append(int(words[0]) & 7)
+            if not parser.accept(token):
+                return False
+        done = parser.complete
+        parser.rollback(2)
+        parser.fill(words)
+    except (AttributeError, TypeError, RuntimeError):
+        return False
+    return done and [*seen, int(words[0]) & 7] == [1, 2, 1]
+
+
+@contextmanager
+def _without_torch() -> Iterator[None]:
+    """In this thread, and as long as nothing has imported it, torch cannot be imported."""
+    finder = _Hidden(threading.get_ident())
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+class _Hidden(importlib.abc.MetaPathFinder):
+    def __init__(self, thread: int) -> None:
+        self._thread = thread
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if name.partition(".")[0] == "torch" and threading.get_ident() == self._thread:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)

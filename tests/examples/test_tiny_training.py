@@ -1,0 +1,95 @@
+"""The numerical parts of the training script against their plain forms."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+family = pytest.importorskip("transformers.models.qwen3_5.modeling_qwen3_5")
+
+
+@pytest.fixture
+def parts(tiny):
+    torch.manual_seed(0)
+    return tiny("fast", "model")
+
+
+def small(parts):
+    settings = parts.model.config(
+        1, 0, vocab_size=96, hidden_size=48, intermediate_size=64, num_hidden_layers=4,
+        layer_types=["linear_attention"] * 3 + ["full_attention"],
+        head_dim=32, rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25,
+                                      "mrope_section": [2, 1, 1]},
+    )  # fmt: skip
+    model = parts.model.build(settings)
+    for parameter in model.parameters():
+        if parameter.ndim == 1 and parameter.numel() in (32, 48):
+            torch.nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+def test_the_fast_forms_are_the_same_functions(parts, monkeypatch):
+    """Values and every gradient of a whole model, on a length of two chunks."""
+    model = small(parts)
+    ids = torch.randint(0, 96, (2, 128))
+
+    def run():
+        model.zero_grad()
+        logits = model(ids, use_cache=False).logits
+        logits.float().pow(2).mean().backward()
+        return logits.detach(), [p.grad.clone() for p in model.parameters()]
+
+    plain, gradients = run()
+    for owner, name in (
+        (family, "torch_chunk_gated_delta_rule"),
+        (family, "causal_conv1d_fn"),
+        (family.Qwen3_5RMSNorm, "forward"),
+        (family.Qwen3_5RMSNormGated, "forward"),
+    ):
+        monkeypatch.setattr(owner, name, getattr(owner, name))  # restored after install()
+    parts.fast.install()
+    fast, others = run()
+    torch.testing.assert_close(fast, plain, rtol=0, atol=1e-4 * plain.std().item())
+    for a, b in zip(gradients, others, strict=True):
+        assert (a - b).norm() <= 1e-4 * a.norm() + 1e-9
+
+
+def test_parallel_drafts_equal_drafts_made_one_by_one(parts):
+    """Chains of three drafts from every row, each with a growing cache of its own."""
+    settings = small(parts).config
+    mtp = parts.model.Mtp(settings).eval()
+    for parameter in mtp.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    length, depth = 9, 3
+    hidden, following = torch.randn(1, length, 48), torch.randn(1, length, 48)
+    block, layer = mtp.layers[0].self_attn, mtp.layers[0]
+
+    def one(source, token, position, cache):
+        y = mtp.fc(torch.cat([mtp.pre_fc_norm_embedding(token), mtp.pre_fc_norm_hidden(source)], -1))[None, None]
+        u = layer.input_layernorm(y)
+        turn = mtp.rotary(y, torch.full((3, 1, 1), position))
+        q, gate = block.q_proj(u).view(1, 1, -1, 64).chunk(2, -1)
+        k = block.k_norm(block.k_proj(u).view(1, 1, -1, 32)).transpose(1, 2)
+        q, k = family.apply_rotary_pos_emb(block.q_norm(q).transpose(1, 2), k, *turn)
+        v = block.v_proj(u).view(1, 1, -1, 32).transpose(1, 2)
+        cache = [*cache, (k, v)]
+        groups = q.shape[1] // k.shape[1]
+        keys, values = (torch.cat(x, 2).repeat_interleave(groups, 1) for x in zip(*cache, strict=True))
+        mixed = torch.softmax(q @ keys.transpose(-1, -2) * block.scaling, -1) @ values
+        y = y + block.o_proj(mixed.transpose(1, 2).reshape(1, 1, -1) * torch.sigmoid(gate.reshape(1, 1, -1)))
+        y = y + layer.mlp(layer.post_attention_layernorm(y))
+        return mtp.norm(y)[0, 0], cache
+
+    with torch.no_grad():
+        together = mtp(hidden, following, depth)
+        true_rows: list = []
+        for start in range(length):
+            output, true_rows = one(hidden[0, start], following[0, start], start, true_rows)
+            cache = true_rows
+            for step in range(depth):
+                row = start + step
+                if row == length:
+                    break
+                if step:
+                    output, cache = one(output, following[0, row], row, cache)
+                torch.testing.assert_close(together[step][0, row], output, rtol=1e-4, atol=1e-5)
