@@ -46,7 +46,7 @@ class Engine:
 
     def __init__(
         self,
-        artifact: str | os.PathLike[str] | ArtifactSource,
+        artifact: str | bytes | os.PathLike[Any] | ArtifactSource,
         options: EngineOptions | None = None,
         **overrides: Any,
     ) -> None:

@@ -5,14 +5,22 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from ninfer.errors import InvalidRequest
+
 
 def cache_dir() -> Path:
-    """Folder of compiled kernels: ``NINFER_CACHE_DIR``, else ``$XDG_CACHE_HOME/ninfer``, else ``~/.cache/ninfer``."""
+    """Folder of compiled kernels: ``NINFER_CACHE_DIR``, else ``$XDG_CACHE_HOME/ninfer``, else ``~/.cache/ninfer``.
+
+    It need not exist, nor be writable; what cannot be kept is compiled again. A user without a home gets ``/.cache``.
+    """
     explicit = os.environ.get("NINFER_CACHE_DIR")
     if explicit:
-        return Path(explicit)
+        return Path(os.path.expanduser(explicit)).absolute()
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "ninfer"
+    if not base:
+        home = os.path.expanduser("~")
+        base = os.path.join(home if os.path.isabs(home) else "/", ".cache")
+    return Path(base).absolute() / "ninfer"
 
 
 def test_data() -> Path | None:
@@ -22,6 +30,13 @@ def test_data() -> Path | None:
 
 
 def cpu_threads() -> int | None:
-    """``NINFER_CPU_THREADS``: threads the CPU device uses, >= 1; ``None`` means one per usable core."""
-    value = os.environ.get("NINFER_CPU_THREADS")
-    return max(1, int(value)) if value else None
+    """``NINFER_CPU_THREADS``: threads the CPU device uses, 1..1024; ``None`` (unset, empty) means one per usable core.
+
+    Raises InvalidRequest naming the variable.
+    """
+    value = os.environ.get("NINFER_CPU_THREADS", "").strip()
+    if not value:
+        return None
+    if not (value.isdecimal() and len(value) <= 4 and 1 <= int(value) <= 1024):
+        raise InvalidRequest(f"expected 1..1024, got {value!r}", field="NINFER_CPU_THREADS")
+    return int(value)

@@ -74,9 +74,9 @@ class GenerationHandle:
     def result(self, timeout: float | None = None) -> GenerationResult:
         """Wait for the final result; unread events stay readable.
 
-        timeout: seconds; when they pass, the built-in TimeoutError is raised and nothing changes. Raises the request's
-        typed error, with the committed output in its ``partial``, unless it ended by stop, length, tool_calls or
-        cancellation.
+        timeout: seconds, None for no limit; when they pass, the built-in TimeoutError is raised and nothing changes.
+        Raises the request's typed error, with the committed output in its ``partial``, unless it ended by stop, length,
+        tool_calls or cancellation.
         """
         self._check_process()
         if not self._response.wait(timeout):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from numbers import Integral
+from typing import Any, TypeVar, cast
 
 import attrs
 
 from ninfer.errors import InvalidRequest
+
+T = TypeVar("T")
 
 
 @attrs.frozen(kw_only=True)
@@ -44,6 +47,19 @@ class Message:
     cache_marker: bool = False
 
 
+def _messages(value: Iterable[Mapping[str, Any] | Message]) -> Sequence[Mapping[str, Any] | Message]:
+    return _kept(value)
+
+
+def _tools(value: Iterable[Tool | Mapping[str, Any]]) -> Sequence[Tool | Mapping[str, Any]]:
+    return _kept(value)
+
+
+def _kept(value: Iterable[T]) -> Sequence[T]:
+    """What can be read only once becomes a tuple, so that a Chat can be used any number of times."""
+    return tuple(value) if isinstance(value, Iterator) else cast("Sequence[T]", value)
+
+
 @attrs.frozen
 class Chat:
     """A conversation. Rendered by the model's own chat template.
@@ -55,8 +71,8 @@ class Chat:
     escape_special: encode caller text with added tokens disabled, so that it cannot spell a control token.
     """
 
-    messages: Sequence[Mapping[str, Any] | Message] = attrs.field()
-    tools: Sequence[Tool | Mapping[str, Any]] = ()
+    messages: Sequence[Mapping[str, Any] | Message] = attrs.field(converter=_messages)
+    tools: Sequence[Tool | Mapping[str, Any]] = attrs.field(default=(), converter=_tools)
     thinking: bool | None = None
     preserve_thinking: bool | None = None
     reasoning_effort: str | None = None
@@ -82,11 +98,27 @@ class TextPrompt:
             raise InvalidRequest(f"expected a string, got {value!r}", field="text")
 
 
+def token_ids(value: Any, field: str) -> tuple[int, ...]:
+    """Integers >= 0 out of a sequence or a one-dimensional array. Raises InvalidRequest naming the place at fault."""
+    items = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable):
+        raise InvalidRequest(f"expected a sequence of token ids, got {type(value).__name__}", field=field)
+    ids = tuple(items)
+    for i, item in enumerate(ids):
+        if isinstance(item, bool) or not isinstance(item, int | Integral) or item < 0:
+            raise InvalidRequest(f"expected a token id >= 0, got {item!r}", field=f"{field}[{i}]")
+    return tuple(map(int, ids))
+
+
+def _ids(value: Iterable[int]) -> tuple[int, ...]:
+    return token_ids(value, "ids")
+
+
 @attrs.frozen
 class TokenPrompt:
-    """Token ids in the model's public domain; the answer continues them."""
+    """Token ids in the model's public domain; the answer continues them. A sequence or a one-dimensional array."""
 
-    ids: Sequence[int]
+    ids: tuple[int, ...] = attrs.field(converter=_ids)
 
 
 PromptInput = str | Chat | TextPrompt | TokenPrompt

@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import attrs
 
 from ninfer.errors import InvalidRequest
+from ninfer.inputs import token_ids
 
 ProgressCallback = Callable[[str, int, int], None]
 """Called as ``callback(stage, done, total)`` from the thread that works; it must not raise."""
@@ -37,7 +38,7 @@ def _real(
     def check(_: Any, attribute: Any, value: Any) -> None:
         if optional and value is None:
             return
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
             raise _refuse(f"expected a finite number, got {value!r}", attribute.name)
         if value > high or value < low or (open_low and value == low):
             raise _refuse(f"expected {'(' if open_low else '['}{low}, {high}], got {value}", attribute.name)
@@ -45,9 +46,16 @@ def _real(
     return check
 
 
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond every float
+        return False
+
+
 def _choice(*allowed: Any) -> Callable[[Any, Any, Any], None]:
     def check(_: Any, attribute: Any, value: Any) -> None:
-        if not any(value == a and type(value) is type(a) for a in allowed):
+        if not any(type(value) is type(a) and value == a for a in allowed):
             raise _refuse(f"expected one of {', '.join(map(repr, allowed))}, got {value!r}", attribute.name)
 
     return check
@@ -59,12 +67,12 @@ def _boolean(_: Any, attribute: Any, value: Any) -> None:
 
 
 def _device(_: Any, attribute: Any, value: Any) -> None:
-    if value not in ("auto", "cpu"):
+    if not isinstance(value, str) or value not in ("auto", "cpu"):
         raise _refuse(f"expected 'auto' or 'cpu', got {value!r}", attribute.name)
 
 
 def _kv_capacity(_: Any, attribute: Any, value: Any) -> None:
-    if value != "auto":
+    if not (isinstance(value, str) and value == "auto"):
         _integer(1)(_, attribute, value)
 
 
@@ -94,17 +102,7 @@ def _stop_strings(_: Any, attribute: Any, value: tuple[Any, ...]) -> None:
 
 
 def _ids(value: Any) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    if isinstance(value, str | bytes) or not hasattr(value, "__iter__"):
-        raise _refuse(f"expected a sequence of token ids, got {value!r}", "stop_token_ids")
-    return tuple(value)
-
-
-def _token_ids(_: Any, attribute: Any, value: tuple[Any, ...]) -> None:
-    for i, item in enumerate(value):
-        if isinstance(item, bool) or not isinstance(item, int) or item < 0:
-            raise _refuse(f"expected a token id >= 0, got {item!r}", f"{attribute.name}[{i}]")
+    return () if value is None else token_ids(value, "stop_token_ids")
 
 
 @runtime_checkable
@@ -208,7 +206,7 @@ class RequestOptions:
     max_tokens: int | None = attrs.field(default=None, validator=_integer(0, optional=True))
     sampling: SamplingParams | None = attrs.field(default=None, validator=_sampling)
     stop: tuple[str, ...] = attrs.field(default=(), converter=_strings, validator=_stop_strings)
-    stop_token_ids: tuple[int, ...] = attrs.field(default=(), converter=_ids, validator=_token_ids)
+    stop_token_ids: tuple[int, ...] = attrs.field(default=(), converter=_ids)
     ignore_eos: bool = attrs.field(default=False, validator=_boolean)
     thinking_stop: bool = attrs.field(default=False, validator=_boolean)
     thinking_budget: int | None = attrs.field(default=None, validator=_integer(0, optional=True))

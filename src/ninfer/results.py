@@ -46,7 +46,11 @@ class GenerationStart:
 
 @attrs.frozen
 class Delta:
-    """Committed text. ``token_ids`` are the tokens whose commit released it; text may lag behind tokens."""
+    """Committed text. ``token_ids`` are the tokens whose commit released it; text may lag behind tokens.
+
+    Tokens that show nothing come with the next delta; at the end of an answer (its stop id, a matched stop string) they
+    are in the result alone. ``logprobs`` belong to ``token_ids``.
+    """
 
     channel: Channel
     text: str

@@ -43,6 +43,7 @@ def test_an_unknown_engine_option_is_a_type_error(world, name):
         ("timeout", 0),
         ("timeout", float("nan")),
         ("timeout", -1.0),
+        ("timeout", 10**400),
         ("logprobs", 21),
         ("logprobs", -1),
         ("ignore_eos", 1),
@@ -55,6 +56,9 @@ def test_an_unknown_engine_option_is_a_type_error(world, name):
         ("stop_token_ids", [1.0]),
         ("stop_token_ids", "12"),
         ("stop_token_ids", [999]),
+        ("stop_token_ids", np.array(3)),
+        ("stop_token_ids", np.array([[3]])),
+        ("stop_token_ids", np.array([3.0])),
         ("sampling", {"temperature": 1}),
         ("metadata", [1]),
     ],
@@ -74,6 +78,8 @@ def test_a_wrong_value_names_its_field(world, field, value):
     [
         ("temperature", -0.1),
         ("temperature", float("inf")),
+        ("temperature", 10**400),
+        ("temperature", np.array([0.5, 1.0])),
         ("top_p", 0.0),
         ("top_p", 1.1),
         ("top_k", 65),
@@ -95,6 +101,7 @@ def test_a_wrong_sampling_value_names_its_field(field, value):
     ("field", "value"),
     [
         ("device", "gpu"),
+        ("device", np.array(["cpu", "cpu"])),
         ("max_concurrency", 0),
         ("max_concurrency", 9),
         ("max_context", 0),
@@ -104,6 +111,7 @@ def test_a_wrong_sampling_value_names_its_field(field, value):
         ("prefill_chunk", 0),
         ("concurrent_prefill", 1),
         ("kv_capacity", "all"),
+        ("kv_capacity", np.array([1, 2])),
         ("kv_dtype", "int8"),
         ("progress", "yes"),
     ],
@@ -112,6 +120,27 @@ def test_a_wrong_engine_option_names_its_field(field, value):
     with pytest.raises(ninfer.InvalidRequest) as caught:
         ninfer.Engine("artifact", **{field: value})
     assert caught.value.field == field
+
+
+def test_token_ids_may_be_an_array(world):
+    w = world()
+    options = ninfer.RequestOptions(stop_token_ids=np.array([9], np.uint16))
+    assert options.stop_token_ids == (9,)
+    assert TokenPrompt(np.array([255, 9], np.int64)) == TokenPrompt([np.int32(255), 9])
+    assert w.engine.generate(ends_at(1), options, max_tokens=3).finish_reason == "stop"
+
+
+@pytest.mark.parametrize("artifact", [None, 7, object(), ["model.ninfer"]])
+def test_an_artifact_of_the_wrong_type(artifact):
+    with pytest.raises(ninfer.InvalidRequest) as caught:
+        ninfer.Engine(artifact)
+    assert caught.value.field == "artifact"
+
+
+@pytest.mark.parametrize("artifact", ["no such file", b"no such file", "null\0character", "", "."])
+def test_a_path_without_an_artifact(artifact):
+    with pytest.raises(ninfer.ArtifactError):
+        ninfer.Engine(artifact)
 
 
 def test_options_of_the_wrong_kind(world):

@@ -22,6 +22,13 @@ def test_a_timeout_changes_nothing(world):
     assert handle.result(timeout=0).finish_reason == "stop"
 
 
+@pytest.mark.parametrize("seconds", [1e300, float("inf")])
+def test_a_timeout_longer_than_clocks_count(world, seconds):
+    w = world()
+    handle = w.engine.submit(ends_at(2), max_tokens=9, timeout=1e300)
+    assert handle.result(timeout=seconds).finish_reason == "stop"
+
+
 def test_text_so_far_never_blocks(world):
     w = world(threaded=False)
     handle = w.engine.submit(endless(), max_tokens=9)

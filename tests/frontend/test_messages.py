@@ -88,6 +88,8 @@ def calling(**function):
         ({"role": "user"}, "messages[1].content"),
         ({"role": "tool", "content": None}, "messages[1].content"),
         ({"role": "user", "content": 3}, "messages[1].content"),
+        ({"role": "user", "content": b"x"}, "messages[1].content"),
+        ({"role": "user", "content": iter([TEXT])}, "messages[1].content"),  # a second reading would find nothing
         ({"role": "user", "content": {"type": "text", "text": "x"}}, "messages[1].content"),
         ({"role": "user", "content": "a\udc80"}, "messages[1].content"),
         ({"role": "user", "content": ["x"]}, "messages[1].content[0]"),
@@ -107,6 +109,7 @@ def calling(**function):
         ({**USER, "name": 3}, "messages[1].name"),
         (assistant(reasoning_content=3), "messages[1].reasoning_content"),
         (assistant(tool_calls="f"), "messages[1].tool_calls"),
+        (assistant(tool_calls=iter([])), "messages[1].tool_calls"),
         (assistant(tool_calls={"function": {}}), "messages[1].tool_calls"),
         (assistant(tool_calls=["f"]), "messages[1].tool_calls[0]"),
         (assistant(tool_calls=[{"name": "f"}]), "messages[1].tool_calls[0].name"),
@@ -142,6 +145,14 @@ def test_endless_nesting_is_refused():
         read_tools([Tool(name="f", parameters=looped)])
 
 
+@pytest.mark.parametrize("field", ["thinking", "preserve_thinking", "continue_final", "escape_special"])
+@pytest.mark.parametrize("value", ["yes", 1])
+def test_switches_are_bools(frontend, field, value):
+    with pytest.raises(InvalidRequest) as refusal:
+        frontend.prepare(Chat([USER], **{field: value}))
+    assert refusal.value.field == field
+
+
 def test_no_messages(frontend):
     with pytest.raises(InvalidRequest) as refusal:
         frontend.prepare(Chat([]))
@@ -158,11 +169,11 @@ def mapping(**function):
 
 
 def test_forms_of_a_declaration():
-    [one] = read_tools([Tool(name="f", description="d", parameters=SCHEMA, strict=True, cache_marker=True)])
-    [two] = read_tools([{**mapping(strict=True), "cache_marker": True}])
+    [one] = read_tools([Tool(name="f", description="d", parameters=SCHEMA, cache_marker=True)])
+    [two] = read_tools([{**mapping(strict=False), "cache_marker": True}])
     assert one.tool == two.tool
-    assert one.value == mapping()  # how it is enforced is not part of what the model reads
-    assert two.value == mapping(strict=True)  # but a caller's own mapping is printed as it stands
+    assert one.value == mapping()
+    assert two.value == mapping(strict=False)  # a caller's own mapping is printed as it stands
     [bare] = read_tools([{"function": {"name": "f"}}])
     assert (bare.tool.description, bare.tool.parameters) == ("", {})
 
@@ -183,7 +194,13 @@ def test_forms_of_a_declaration():
         ([Tool(name="a>b")], ToolContractError, "tools[0]"),
         ([Tool(name="a\nb")], ToolContractError, "tools[0]"),
         ([Tool(name="a" * 257)], ToolContractError, "tools[0]"),
+        ([Tool(name="f", strict=True)], ToolContractError, "tools[0]"),
+        ([mapping(strict=True)], ToolContractError, "tools[0]"),
         ([mapping(parameters=[1])], ToolContractError, "tools[0]"),
+        ([mapping(parameters=[])], ToolContractError, "tools[0]"),
+        ([mapping(parameters={"properties": ["x"]})], ToolContractError, "tools[0]"),
+        ([mapping(parameters={"properties": 5})], ToolContractError, "tools[0]"),
+        ([mapping(parameters={"properties": None})], ToolContractError, "tools[0]"),
         ([Tool(name="f", parameters={"properties": {"a>": {}}})], ToolContractError, "tools[0]"),
         ([Tool(name="f", parameters={"properties": {"": {}}})], ToolContractError, "tools[0]"),
         ([Tool(name="f", parameters={"x": {1, 2}})], InvalidRequest, "tools[0].parameters.x"),

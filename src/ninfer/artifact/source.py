@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from itertools import accumulate, pairwise
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -30,9 +30,8 @@ from ninfer.errors import ArtifactError
 class ArtifactSource(Protocol):
     """A directory and the payload it describes. Offsets are bytes of the payload, as objects give them.
 
-    ``read`` copies; ``view`` gives a read-only uint8 array and copies only when it must. Both raise
-             ArtifactError for
-    a range outside the payload, and may be called from any thread. Views stay valid after ``close``.
+    ``read`` copies; ``view`` gives a read-only uint8 array and copies only when it must. Both raise ArtifactError for a
+    range outside the payload, and may be called from any thread. Views stay valid after ``close``.
     """
 
     name: str
@@ -45,13 +44,13 @@ class ArtifactSource(Protocol):
     def close(self) -> None: ...
 
 
-def open_artifact(path: str | os.PathLike[str], *, max_directory_bytes: int = 256 << 20) -> ArtifactFile:
+def open_artifact(path: str | bytes | os.PathLike[Any], *, max_directory_bytes: int = 256 << 20) -> ArtifactFile:
     """Open an artifact by its entry file. The whole directory is checked, the payload is not touched.
 
     Raises ArtifactError (``path`` the file's name, ``where`` the place in it) for a file that cannot be read,
     is not a version 3 artifact, is malformed, or whose directory exceeds ``max_directory_bytes``.
     """
-    return ArtifactFile(Path(path), max_directory_bytes)
+    return ArtifactFile(Path(os.fsdecode(path)), max_directory_bytes)
 
 
 @contextlib.contextmanager
@@ -61,8 +60,8 @@ def _named(path: str) -> Iterator[None]:
         yield
     except ArtifactError as error:
         raise ArtifactError(error.reason, path=path, where=error.where) from None
-    except OSError as error:
-        raise ArtifactError(error.strerror or str(error), path=path) from error
+    except (OSError, ValueError) as error:  # ValueError: a name with a null character
+        raise ArtifactError(getattr(error, "strerror", None) or str(error), path=path) from error
 
 
 class _File:

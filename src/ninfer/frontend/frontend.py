@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -90,10 +90,11 @@ class Frontend:
             prompt = Chat([{"role": "user", "content": prompt}])
         if isinstance(prompt, Chat):
             return self._prepare_chat(prompt, started)
+        ids: Sequence[int]
         if isinstance(prompt, TextPrompt):
             ids, field = self._tokenizer.encode(plain_text(prompt.text, "text")), "text"
         elif isinstance(prompt, TokenPrompt):
-            ids, field = _checked_ids(prompt.ids, self.vocab_size), "ids"
+            ids, field = _in_domain(prompt.ids, self.vocab_size, "ids"), "ids"
         else:
             raise InvalidRequest(
                 f"expected str, Chat, TextPrompt or TokenPrompt, got {type(prompt).__name__}", field="prompt"
@@ -106,11 +107,7 @@ class Frontend:
 
         Raises InvalidRequest for stop ids outside the vocabulary, ConstraintError.
         """
-        for i, token in enumerate(options.stop_token_ids):
-            if token >= self.vocab_size:
-                raise InvalidRequest(
-                    f"expected an id below {self.vocab_size}, got {token}", field=f"stop_token_ids[{i}]"
-                )
+        _in_domain(options.stop_token_ids, self.vocab_size, "stop_token_ids")
         if max_tokens < 1:
             raise InvalidRequest(f"expected >= 1, got {max_tokens}", field="max_tokens")
         plan = plan_language(prompt, options, self._think_close, self._is_text)
@@ -180,13 +177,8 @@ def _replays_thinking(template: ChatTemplate) -> bool:
     return f"{TURN_OPEN}assistant\n{THINK_OPEN}\nr{CANONICAL_CLOSE}c{TURN_CLOSE}" in rendered
 
 
-def _checked_ids(ids: Any, size: int) -> Any:
-    if isinstance(ids, str | bytes | Mapping) or not isinstance(ids, Iterable):
-        raise InvalidRequest(f"expected a sequence of token ids, got {type(ids).__name__}", field="ids")
-    values = list(ids)
-    for i, value in enumerate(values):
-        if isinstance(value, bool) or not isinstance(value, int | np.integer):
-            raise InvalidRequest(f"expected a token id, got {value!r}", field=f"ids[{i}]")
-        if not 0 <= value < size:
-            raise InvalidRequest(f"expected 0..{size - 1}, got {value}", field=f"ids[{i}]")
-    return values
+def _in_domain(ids: Sequence[int], size: int, field: str) -> Sequence[int]:
+    for i, token in enumerate(ids):
+        if token >= size:
+            raise InvalidRequest(f"expected an id below {size}, got {token}", field=f"{field}[{i}]")
+    return ids

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -71,7 +71,7 @@ def _content(content: Any, role: str, field: str) -> tuple[Any, tuple[int, ...]]
         return None, ()
     if isinstance(content, str):
         return plain_text(content, field), ()
-    if isinstance(content, Mapping) or not isinstance(content, Iterable):
+    if isinstance(content, bytes) or not isinstance(content, Sequence):
         raise InvalidRequest(f"expected a string or a list of parts, got {type(content).__name__}", field=field)
     parts, marked = [], []
     for i, part in enumerate(content):
@@ -94,7 +94,7 @@ def _text_part(part: Any, field: str) -> str:
 
 
 def _tool_calls(calls: Any, field: str) -> list[dict[str, Any]]:
-    if isinstance(calls, str | Mapping) or not isinstance(calls, Iterable):
+    if isinstance(calls, str | bytes) or not isinstance(calls, Sequence):
         raise InvalidRequest(f"expected a list, got {type(calls).__name__}", field=field)
     return [_tool_call(call, f"{field}[{i}]") for i, call in enumerate(calls)]
 

@@ -121,6 +121,9 @@ def _variables(chat: Chat) -> dict[str, Any]:
     variables: dict[str, Any] = plain(chat.template_args, "template_args")
     if taken := sorted(_RESERVED.intersection(variables)):
         raise InvalidRequest("has a field of its own", field=f"template_args.{taken[0]}")
+    for field in ("continue_final", "escape_special"):
+        if not isinstance(getattr(chat, field), bool):
+            raise InvalidRequest(f"expected a bool, got {getattr(chat, field)!r}", field=field)
     for name, value in (("enable_thinking", chat.thinking), ("preserve_thinking", chat.preserve_thinking)):
         if value is not None and not isinstance(value, bool):
             field = "thinking" if name == "enable_thinking" else name

@@ -66,10 +66,13 @@ def _read(tool: Any, field: str) -> Declaration:
             field=field,
         )
     description = plain_text(function.get("description") or "", f"{field}.description")
-    parameters = function.get("parameters") or {}
+    parameters = {} if function.get("parameters") is None else function["parameters"]
     if not isinstance(parameters, dict):
         raise ToolContractError("expected a JSON Schema object", tool=name, pointer="/parameters", field=field)
-    for key in parameters.get("properties") or {}:
+    properties = parameters.get("properties", {})
+    if not isinstance(properties, dict):
+        raise ToolContractError("expected an object", tool=name, pointer="/parameters/properties", field=field)
+    for key in properties:
         if not key or "\n" in key or ">" in key:
             raise ToolContractError(
                 "a parameter name is not empty and has no newline and no '>'",
@@ -77,6 +80,10 @@ def _read(tool: Any, field: str) -> Declaration:
             )  # fmt: skip
     if not isinstance(strict, bool) or not isinstance(marker, bool):
         raise InvalidRequest("strict and cache_marker are bools", field=field)
+    if strict:
+        raise ToolContractError(
+            "this engine cannot enforce schemas of arguments", tool=name, pointer="/strict", field=field
+        )
     known = Tool(name=name, description=description, parameters=parameters, strict=strict, cache_marker=marker)
     return Declaration(known, value)
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ninfer.contract import ProgramPort
 from ninfer.errors import ArtifactError, InvalidRequest
@@ -15,7 +15,7 @@ from ninfer.progress import Meter
 
 if TYPE_CHECKING:
     from ninfer.artifact import Artifact, ArtifactSource
-    from ninfer.frontend import Frontend, FrontendResources
+    from ninfer.frontend import Frontend
 
 DEFAULT_CONTEXT = 32768
 DEFAULT_CHUNK = 512
@@ -36,7 +36,7 @@ class Instance:
     bandwidth: Callable[[], float]
 
 
-def open_instance(artifact: str | os.PathLike[str] | ArtifactSource, options: EngineOptions) -> Instance:
+def open_instance(artifact: str | bytes | os.PathLike[Any] | ArtifactSource, options: EngineOptions) -> Instance:
     """Read an artifact, make its language model resident and plan everything that requests will need.
 
     A source handed in stays its owner's to close. Raises ArtifactError, InvalidRequest naming an option that this model
@@ -45,23 +45,20 @@ def open_instance(artifact: str | os.PathLike[str] | ArtifactSource, options: En
     from ninfer._cpu.device import CpuDevice
     from ninfer._cpu.kernel import compile_all
     from ninfer.artifact import Artifact, open_artifact
-    from ninfer.frontend import Frontend
     from ninfer.models.qwen3_5.bind import bind, check
     from ninfer.program import ExplicitKV, KVCodec, QwenText, Shape, open_program
 
     with ExitStack() as opened:
-        if isinstance(artifact, str | os.PathLike):
+        if isinstance(artifact, str | bytes | os.PathLike):
             source: ArtifactSource = open_artifact(artifact)
             opened.callback(source.close)
-        else:
+        elif hasattr(artifact, "directory"):
             source = artifact
+        else:
+            raise InvalidRequest(f"expected a path or an ArtifactSource, got {artifact!r}", field="artifact")
         contents = Artifact(source)
         config = check(contents).text
-        frontend = Frontend(
-            _resources(contents, config.vocab_size),
-            grammar_cache_bytes=options.grammar_cache_bytes,
-            timed=options.phase_timings,
-        )
+        frontend = _frontend(contents, config.vocab_size, options)
         context = _context(options, config.max_position_embeddings)
         chunk = min(options.prefill_chunk or DEFAULT_CHUNK, context)
         with Meter("compile", None, options.progress, unit="kernel", delay=0.5) as meter:
@@ -94,23 +91,28 @@ def open_instance(artifact: str | os.PathLike[str] | ArtifactSource, options: En
         )
 
 
-def _resources(artifact: Artifact, vocab_rows: int) -> FrontendResources:
-    from ninfer.frontend import FrontendResources
+def _frontend(artifact: Artifact, vocab_rows: int, options: EngineOptions) -> Frontend:
+    from ninfer.frontend import Frontend, FrontendResources
 
     def read(role: str) -> bytes:
         return artifact.resource("text", role)
 
+    name = artifact.source.name
     try:
         template = read("chat_template.jinja").decode()
     except UnicodeDecodeError as error:
-        raise ArtifactError(f"not UTF-8: {error}", path=artifact.source.name, where="chat_template.jinja") from None
-    return FrontendResources(
+        raise ArtifactError(f"not UTF-8: {error}", path=name, where="chat_template.jinja") from None
+    resources = FrontendResources(
         tokenizer_json=read("tokenizer.json"),
         tokenizer_config=read("tokenizer_config.json"),
         chat_template=template,
         generation_config=read("generation_config.json"),
         vocab_rows=vocab_rows,
     )
+    try:
+        return Frontend(resources, grammar_cache_bytes=options.grammar_cache_bytes, timed=options.phase_timings)
+    except ArtifactError as error:
+        raise ArtifactError(error.reason, path=name, where=error.where) from None
 
 
 def _context(options: EngineOptions, limit: int) -> int:

@@ -111,7 +111,7 @@ class Response:
 
     def wait(self, timeout: float | None) -> bool:
         """Block until the result exists; False when ``timeout`` seconds pass first. Takes no event."""
-        return self._finished.wait(timeout)
+        return self._finished.wait(timeout if timeout is None else min(timeout, threading.TIMEOUT_MAX))
 
     def set_waiter(self, waiter: Callable[[], None] | None) -> None:
         """Have ``waiter`` called after every publication. An event published just before may not be announced."""

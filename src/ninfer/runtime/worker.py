@@ -36,6 +36,7 @@ T = TypeVar("T")
 
 _MAX_PLANNING_FAULTS = 3
 _COPY_POLL_SECONDS = 0.001
+_LONGEST_SLEEP_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ class Worker:
         if self.resources.open:
             return _COPY_POLL_SECONDS
         earliest = min((min(r.deadline, r.queue_deadline) for r in self._records.values()), default=math.inf)
-        return max(0.0, earliest - self._clock()) if earliest < math.inf else None
+        return min(max(0.0, earliest - self._clock()), _LONGEST_SLEEP_SECONDS) if earliest < math.inf else None
 
     def end_everything(self, error: Callable[[], NinferError]) -> None:
         """Abort what is open, release what is active, forget the lanes, complete every response; in this order.
