@@ -138,6 +138,12 @@ class ConstraintError(InvalidRequest):
         self.kind = kind
         super().__init__(message, field=field)
 
+    def within(self, field: str) -> ConstraintError:
+        """This error, about another field."""
+        self.field = field
+        self.args = (f"{field}: {self.reason}",)
+        return self
+
 
 class ConstraintCombination(ConstraintError):
     """Options that contradict each other."""

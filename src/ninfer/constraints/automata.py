@@ -149,7 +149,7 @@ class Dfa:
             pair = queue.popleft()
             a, b = divmod(pair, width)
             row_a, row_b = self.trans[a], other.trans[b]
-            work.spend(len(cuts))
+            work.spend(4 * len(cuts))
             row = []
             for i, j in zip(mine, theirs):
                 x, y = row_a[i], row_b[j]

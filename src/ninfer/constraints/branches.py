@@ -44,6 +44,14 @@ def both(*groups: Claims) -> Claims:
     return tuple(merged)
 
 
+def place(claims: Claims, keyword: str = "") -> str:
+    """Where the latest of the claims stands, or the latest that has the keyword itself."""
+    for claim in reversed(claims):
+        if keyword in claim.schema.keywords:
+            return claim.schema.at(keyword)
+    return claims[-1].schema.pointer if claims else ""
+
+
 @dataclass(frozen=True, slots=True)
 class Finite:
     """Exactly these values, of any types."""

@@ -45,7 +45,7 @@ class Candidates:
     def _decide(self, question: Question) -> bool:
         stack, answer = [question], None
         while stack:
-            self.work.spend(1)
+            self.work.spend(2)
             try:
                 stack.append(stack[-1].send(answer))  # type: ignore[arg-type]
                 answer = None

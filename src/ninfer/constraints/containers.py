@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from ninfer.constraints.branches import Claims, Finite, Listed
+from ninfer.constraints.branches import Claims, Finite, Listed, place
 from ninfer.constraints.ir import Node, Ref, Rep, alt, json_spelled, seq
-from ninfer.constraints.limits import MAX_GRAMMAR_REPEAT, MAX_UNIQUE_STATES
+from ninfer.constraints.limits import MAX_GRAMMAR_REPEAT, MAX_OBJECT_STATES, MAX_UNIQUE_STATES
 from ninfer.constraints.literals import key, spell
 from ninfer.constraints.objects import Fields
 from ninfer.errors import ConstraintLimit, UnsupportedSchema
@@ -15,8 +16,9 @@ if TYPE_CHECKING:
     from ninfer.constraints.json_lang import Writer
 
 
-def members(writer: Writer, branch: Fields, where: str) -> Node:
+def members(writer: Writer, branch: Fields, claims: Claims) -> Node:
     """An object. A rule knows the next declared member, and how many were written as far as that matters."""
+    writer.work.spend(150)
     productive = writer.graph.productive
     fields = [f for f in branch.fields if f.claims in productive]
     others = [o for o in branch.others if o.claims in productive]
@@ -24,17 +26,21 @@ def members(writer: Writer, branch: Fields, where: str) -> Node:
         if field.undeclared is not None:
             raise UnsupportedSchema("a required name must be declared in 'properties'",
                                     pointer=field.undeclared.pointer, keyword="required")  # fmt: skip
-    needed = [sum(f.required for f in fields[i:]) for i in range(len(fields) + 1)]
+    needed = [*accumulate((int(f.required) for f in reversed(fields)), initial=0)][::-1]
     low, high = branch.low, branch.high
     if others and low - needed[0] > 1:
         # Further members may repeat a name, so they count as one at least and no more is known.
         raise UnsupportedSchema(
             "'minProperties' is only supported where at most one undeclared member is needed to reach it",
-            pointer=where, keyword="minProperties",
+            pointer=place(claims, "minProperties"), keyword="minProperties",
         )  # fmt: skip
     if high is not None and not others and high >= len(fields):
         high = None
     cap = max(1, low, high or 0)
+    if cap > 1 and cap * (len(fields) + 1) > MAX_OBJECT_STATES:
+        keyword = "minProperties" if high is None else "maxProperties"
+        raise ConstraintLimit(f"counting the members needs more than {MAX_OBJECT_STATES} states", limit="members",
+                              pointer=place(claims, keyword))  # fmt: skip
     name = writer.fresh()
 
     def possible(index: int, count: int) -> bool:
@@ -47,7 +53,7 @@ def members(writer: Writer, branch: Fields, where: str) -> Node:
     reached: list[set[int]] = [{0}, *(set() for _ in fields)]
     for index, field in enumerate(fields):
         for count in sorted(reached[index]):
-            writer.work.spend(10)
+            writer.work.spend(40)
             options: list[Node] = []
             after = min(count + 1, cap)
             if count != high and possible(index + 1, after):
@@ -62,7 +68,7 @@ def members(writer: Writer, branch: Fields, where: str) -> Node:
     last = len(fields)
     counts = sorted(reached[last])
     for count in counts:
-        writer.work.spend(10)
+        writer.work.spend(40)
         options = [seq("}")] if count >= low else []
         after = min(count + 1, cap)
         if others and count != high:
@@ -76,8 +82,9 @@ def members(writer: Writer, branch: Fields, where: str) -> Node:
     return seq("{", rule(0, 0))
 
 
-def array(writer: Writer, branch: Listed, where: str) -> Node:
+def array(writer: Writer, branch: Listed, claims: Claims) -> Node:
     """An array: a rule for each position of the prefix, then a counted or endless tail."""
+    writer.work.spend(100 + 20 * len(branch.prefix))
     productive = writer.graph.productive
     low, high = branch.low, branch.high
     for index, item in enumerate((*branch.prefix, branch.tail)):
@@ -85,10 +92,12 @@ def array(writer: Writer, branch: Listed, where: str) -> Node:
             high = index if high is None else min(index, high)
             break
     if branch.unique and (high is None or high > 1):
-        return _unique(writer, branch, high, where)
+        return _unique(writer, branch, high, claims)
     for bound in (low, high or 0):
         if bound > MAX_GRAMMAR_REPEAT:
-            raise ConstraintLimit(f"an array of more than {MAX_GRAMMAR_REPEAT} items", limit="items", pointer=where)
+            raise ConstraintLimit(
+                f"an array of more than {MAX_GRAMMAR_REPEAT} items", limit="items", pointer=place(claims)
+            )
     positions = len(branch.prefix) if high is None else min(len(branch.prefix), high)
     name = writer.fresh()
     for index in range(positions):
@@ -116,7 +125,7 @@ def _tail(writer: Writer, tail: Claims, written: int, low: int, high: int | None
     return items if low > written else alt([seq("]"), items])
 
 
-def _unique(writer: Writer, branch: Listed, high: int | None, where: str) -> Node:
+def _unique(writer: Writer, branch: Listed, high: int | None, claims: Claims) -> Node:
     """An array of distinct items out of finitely many: a rule knows the position and what was used."""
 
     def choices(index: int) -> dict[str, str]:
@@ -124,7 +133,7 @@ def _unique(writer: Writer, branch: Listed, high: int | None, where: str) -> Nod
         for found in writer.graph.live(branch.item(index)):
             if not isinstance(found, Finite):
                 raise UnsupportedSchema("'uniqueItems' is only supported for items with finitely many values",
-                                        pointer=where, keyword="uniqueItems")  # fmt: skip
+                                        pointer=place(claims, "uniqueItems"), keyword="uniqueItems")  # fmt: skip
             options |= {key(value): spell(value, writer.spelling) for value in found.values}
         return options
 
@@ -138,7 +147,7 @@ def _unique(writer: Writer, branch: Listed, high: int | None, where: str) -> Nod
         options: list[Node] = [seq("]")] if count >= branch.low else []
         if high is None or count < high:
             for value, text in at_position[min(count, len(branch.prefix))].items():
-                writer.work.spend(10)
+                writer.work.spend(40)
                 if value not in used:
                     after = used | {value}
                     if after not in number:
@@ -146,7 +155,7 @@ def _unique(writer: Writer, branch: Listed, high: int | None, where: str) -> Nod
                         order.append(after)
                     if len(order) > MAX_UNIQUE_STATES:
                         raise ConstraintLimit(f"'uniqueItems' needs more than {MAX_UNIQUE_STATES} states",
-                                              limit="unique", pointer=where)  # fmt: skip
+                                              limit="unique", pointer=place(claims, "uniqueItems"))  # fmt: skip
                     options.append(seq(writer.comma if count else "", text, Ref(f"{name}_{number[after]}")))
         writer.rules[f"{name}_{number[used]}"] = alt(options)
     return seq("[", Ref(f"{name}_0"))

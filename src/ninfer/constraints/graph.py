@@ -24,6 +24,7 @@ class Graph:
             claims = pending.pop()
             if claims not in self.nodes:
                 branches = reducer.reduce(claims)
+                self.work.spend(100 * len(branches))
                 settled = [settle(b, reducer.candidates) if isinstance(b, Keyed) else b for b in branches]
                 self.nodes[claims] = tuple(settled)
                 pending.extend(c for b in settled for c in _inside(b))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 
 from ninfer.constraints.assertions import affirmed
-from ninfer.constraints.branches import Claims, Finite, Listed, Numeric, Opaque, Textual
+from ninfer.constraints.branches import Claims, Finite, Listed, Numeric, Opaque, Textual, place
 from ninfer.constraints.containers import array, members
 from ninfer.constraints.graph import Graph, Settled
 from ninfer.constraints.ir import NOTHING, Grammar, Node, Ref, alt, seq
@@ -28,11 +28,12 @@ from ninfer.errors import UnsupportedSchema
 class Writer:
     """Writes rules for the reductions of a graph, each when it is first referred to."""
 
-    def __init__(self, graph: Graph, automata: Automata, spelling: Separators) -> None:
+    def __init__(self, graph: Graph, automata: Automata, spelling: Separators, prefix: str = "") -> None:
         self.graph = graph
         self.automata = automata
         self.work = automata.work
         self.spelling = spelling
+        self.prefix = prefix
         self.comma, self.colon = separators(spelling)
         self.rules: dict[str, Node] = {}
         self._names: dict[Hashable, str] = {}
@@ -48,14 +49,14 @@ class Writer:
         """Write every rule referred to so far, and those they refer to."""
         while self._pending:
             claims = self._pending.pop()
-            options = [node for branch in self.graph.live(claims) for node in self._branch(branch, claims)]
+            options = [node for branch in self.graph.live(claims) for node in self.branch(branch, claims)]
             self.rules[self._names[claims]] = alt(options)
 
     def value(self, claims: Claims) -> Ref:
         """The values that satisfy the claims."""
         name = self._names.get(claims)
         if name is None:
-            name = self._names[claims] = f"v{len(self._names)}"
+            name = self._names[claims] = f"{self.prefix}v{len(self._names)}"
             self._pending.append(claims)
         return Ref(name)
 
@@ -65,7 +66,7 @@ class Writer:
 
     def fresh(self) -> str:
         """A name for the rules of one object or array."""
-        name = f"c{len(self._names)}"
+        name = f"{self.prefix}c{len(self._names)}"
         self._names[object()] = name
         return name
 
@@ -73,29 +74,32 @@ class Writer:
         name = self._names.get(what)
         if name is None:
             body = make()
-            name = self._names[what] = f"s{len(self._names)}"
+            name = self._names[what] = f"{self.prefix}s{len(self._names)}"
             self.rules[name] = body
         return Ref(name)
 
-    def _branch(self, branch: Settled, claims: Claims) -> list[Node]:
-        self.work.spend(20)
+    def branch(self, branch: Settled, claims: Claims) -> list[Node]:
+        """The texts of one branch of the claims, as alternatives."""
+        self.work.spend(50)
         if isinstance(branch, Finite):
+            self.work.spend(10 * len(branch.values))
             return [seq(spell(value, self.spelling)) for value in branch.values]
         if isinstance(branch, Numeric):
             return [self._shared(branch, lambda: self._number(branch, claims))]
         if isinstance(branch, Textual):
             return [self.string(branch)]
         if isinstance(branch, Listed):
-            return [array(self, branch, place(claims))]
+            return [array(self, branch, claims)]
         if isinstance(branch, Fields):
-            return [members(self, branch, place(claims))]
+            return [members(self, branch, claims)]
         assert isinstance(branch, Opaque)
         raise UnsupportedSchema(
-            f"{branch.keyword!r} cannot be denied of a value that is to be generated",
+            f"values that violate {branch.keyword!r} cannot be described to be generated",
             pointer=branch.claim.schema.at(branch.keyword), keyword=branch.keyword,
         )  # fmt: skip
 
     def _number(self, branch: Numeric, claims: Claims) -> Node:
+        self.work.spend(600 if branch.integral else 6000)
         if not branch.integral:
             node = number(branch.bounds)
         elif branch.divisor > 1:
@@ -108,11 +112,6 @@ class Writer:
                 pointer=place(claims),
             )  # fmt: skip
         return node
-
-
-def place(claims: Claims) -> str:
-    """Where the latest of the claims stands."""
-    return claims[-1].schema.pointer if claims else ""
 
 
 def schema_grammar(source: str, work: Work, spelling: Separators = "compact") -> Grammar:

@@ -28,6 +28,8 @@ MAX_COPIES = 262_144
 """Copies of one part that nested repetitions of a grammar or regex may multiply to."""
 MAX_GRAMMAR_NESTING = 1000
 """Nesting depth of a grammar."""
+MAX_OBJECT_STATES = 65_536
+"""Members times counts an object with a bounded number of members is tracked through."""
 MAX_UNIQUE_STATES = 4096
 """Sets of used values an array of unique items is tracked through."""
 MAX_SOURCE_BYTES = 1 << 20
@@ -36,8 +38,8 @@ MAX_EMITTED_BYTES = 32 << 20
 """Bytes of emitted grammar text."""
 MAX_CHOICES = 10_000
 """Strings of a choice."""
-MAX_WORK = 20_000_000
-"""Elementary steps of one compilation, whatever does them: about five seconds of pure Python."""
+MAX_WORK = 12_000_000
+"""Elementary steps of one compilation, whatever does them, each about a quarter of a microsecond: a few seconds."""
 
 
 @dataclass(slots=True)

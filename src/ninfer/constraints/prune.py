@@ -38,7 +38,7 @@ def productive(grammar: Grammar, work: Work) -> set[str]:
     waiting = list(grammar.rules)
     while waiting:
         name = waiting.pop()
-        work.spend(size[name])
+        work.spend(8 * size[name])
         if name not in done and _finite(grammar.rules[name], done):
             done.add(name)
             waiting.extend(users.get(name, ()))
@@ -78,7 +78,7 @@ def _kept(node: Node, done: set[str], copies: int, work: Work) -> Node:
     """The node without alternatives that cannot be completed; ``copies`` is how often repetitions write it out."""
     if copies > MAX_COPIES:
         raise ConstraintLimit(f"repetitions multiply to more than {MAX_COPIES} copies", limit="copies")
-    work.spend(copies)
+    work.spend(copies + 3)
     if isinstance(node, Seq):
         parts = [_kept(part, done, copies, work) for part in node.parts]
         return node if all(map(is_, parts, node.parts)) else seq(*parts)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ninfer.constraints.assertions import ANYTHING
-from ninfer.constraints.branches import Branch, Claim, Claims, Finite, Keyed, Listed, Textual, Typed, both, met
+from ninfer.constraints.branches import Branch, Claim, Claims, Finite, Keyed, Listed, Names, Textual, Typed, both, met
 from ninfer.constraints.candidates import Candidates
 from ninfer.constraints.denials import absent, denied
 from ninfer.constraints.limits import MAX_INTERSECTIONS, Work
@@ -265,8 +265,9 @@ def _applied(claim: Claim) -> Iterable[Claim]:
 
 
 def _dependent(name: str, others: dict[str, Json]) -> Branches:
-    """Anything but an object with the member ``name`` and without one of the others."""
+    """Anything but an object with the member ``name`` and without one of the others. It declares all of them."""
     if not others:
         return _ANYTHING
-    together = Keyed(required=((name, next(iter(others.values()))), *others.items()))
+    declared = Names(dict.fromkeys((name, *others), ()), (), ())
+    together = Keyed((declared,), ((name, next(iter(others.values()))), *others.items()))
     return (*(b for b in _ANYTHING if not isinstance(b, Keyed)), absent(name), together)
