@@ -38,8 +38,8 @@ DRAFTS = 4
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--steps", type=int, default=2400, help="optimizer steps of the model")
-    parser.add_argument("--mtp-steps", type=int, default=400, help="optimizer steps of the MTP module")
+    parser.add_argument("--steps", type=int, default=2481, help="optimizer steps of the model")
+    parser.add_argument("--mtp-steps", type=int, default=483, help="optimizer steps of the MTP module")
     parser.add_argument(
         "--seconds", type=float, default=math.inf, help="end the model's schedule early after this time"
     )
