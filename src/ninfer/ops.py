@@ -176,6 +176,21 @@ class SampleOut:
     alt_logprobs: Buffer
 
 
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """Drafted tokens of ``B`` rows of a verification pass of ``W`` columns: draft ``j`` was the input of column
+    ``j + 1`` and is tested against column ``j``.
+
+    count i32 [B]: drafts of each row, 0..W-1. tokens i32 [B, W-1]. ids i32 and q f32 [B, W-1, C], C <= 20: the
+    distribution each draft was drawn from, over distinct candidate ids; None where a draft was certain.
+    """
+
+    count: Buffer
+    tokens: Buffer
+    ids: Buffer | None = None
+    q: Buffer | None = None
+
+
 class Ops(Protocol):
     """Operations of one device. Shapes are the contract; format and shape dispatch lives inside an Op."""
 
@@ -332,7 +347,32 @@ class Ops(Protocol):
         """
         ...
 
-    def sample_scratch(self, positions: int, vocab: int) -> int: ...
+    def accept(
+        self,
+        out: SampleOut,
+        accepted: Buffer,
+        logits: Buffer,
+        masks: Buffer,
+        counts: Buffer,
+        rows: SampleRows,
+        drafts: Drafts,
+        scratch: Buffer,
+    ) -> None:
+        """Verify drafts against the distributions ``p`` that ``sample`` would draw from (Leviathan et al., 2023).
+
+        accepted i32 [B]: drafts kept, ``n``. Columns 0..n-1 of ``out`` are the kept drafts, column n the token that
+        follows them; what later columns hold means nothing. Column ``w`` sees the counts plus the row's first ``w``
+        drafts, and the mask of its own. A draft ``d`` is kept where ``u * q(d) < p(d)`` with ``u`` of purpose 2
+        (``q(d) = 1`` for a certain draft), at temperature 0 where it is the argmax. The first that is not is replaced
+        by a draw from ``max(p - q, 0)`` with purpose 3, or from ``p`` where rounding leaves nothing of that; after the
+        last a token is drawn from ``p`` with ``rows.purpose``. A column that cannot be decided holds -1 or -2 as in
+        ``sample`` and ends the row.
+        """
+        ...
+
+    def sample_scratch(self, positions: int, vocab: int) -> int:
+        """Scratch bytes ``sample`` and ``accept`` need."""
+        ...
 
     def count(self, counts: Buffer, lanes: Buffer, tokens: Buffer, width: Buffer) -> None:
         """counts[lanes[b], tokens[b, w]] += 1 for w < width[b]; lanes, width i32 [B], tokens i32 [B, W]."""

@@ -23,6 +23,7 @@ from ninfer.errors import InvariantError
 from ninfer.ops import (
     AttentionShape,
     Bank,
+    Drafts,
     GdnRecord,
     GdnShape,
     GdnState,
@@ -270,6 +271,26 @@ class CpuOps:
             sample.sample, tasks, tasks, positions, rows.W, vocab, out.token, out.logprob, out.alt_ids,
             out.alt_logprobs, logits, masks, counts, rows.real, rows.whole, rows.seed, rows.index, rows.purpose,
             scratch,
+        )  # fmt: skip
+
+    def accept(
+        self,
+        out: SampleOut,
+        accepted: Buffer,
+        logits: Buffer,
+        masks: Buffer,
+        counts: Buffer,
+        rows: SampleRows,
+        drafts: Drafts,
+        scratch: Buffer,
+    ) -> None:
+        _want(drafts.tokens, "drafts", (rows.B, rows.W - 1))
+        candidates = drafts.ids.shape[2] if drafts.ids else 0
+        tasks = min(rows.B, self._device.threads)
+        self._submit(
+            sample.accept, tasks, tasks, rows.B, rows.W, logits.shape[1], out.token, out.logprob, out.alt_ids,
+            out.alt_logprobs, accepted, logits, masks, counts, rows.real, rows.whole, rows.seed, rows.index,
+            rows.purpose, drafts.count, drafts.tokens, drafts.ids or 0, drafts.q or 0, candidates, scratch,
         )  # fmt: skip
 
     def sample_scratch(self, positions: int, vocab: int) -> int:
