@@ -26,6 +26,7 @@ import llvmlite
 import numba
 from llvmlite import binding
 from numba import types
+from numba.core import config
 from numba.core.caching import CompileResultCacheImpl, FunctionCache
 from numba.core.ccallback import CFunc
 from numba.core.runtime import rtsys
@@ -48,9 +49,15 @@ kernels: dict[str, Kernel] = {}
 """Every declared kernel by name."""
 
 
+def cpu_features() -> str:
+    """LLVM's list of the instruction sets that code is made for: this machine's, unless Numba was told of others."""
+    told: str | None = vars(config)["CPU_FEATURES"]
+    return str(binding.get_host_cpu_features().flatten()) if told is None else told
+
+
 @cache
 def _machine() -> str:
-    cpu = f"{binding.get_process_triple()} {binding.get_host_cpu_name()} {binding.get_host_cpu_features().flatten()}"
+    cpu = f"{binding.get_process_triple()} {binding.get_host_cpu_name()} {cpu_features()}"
     return f"{sys.version} {numba.__version__} {llvmlite.__version__} {cpu}"
 
 

@@ -10,10 +10,9 @@ A matrix is described by int64 words: HEAD words, then SEG words for each run of
 
 from __future__ import annotations
 
-from llvmlite import binding
 from numba import njit, types
 
-from ninfer._cpu.kernel import Kernel, kernel
+from ninfer._cpu.kernel import Kernel, cpu_features, kernel
 from ninfer._cpu.kernels.codes import CODES, Code
 from ninfer._cpu.kernels.scales import bf16, block_scales, half_scales
 from ninfer._cpu.kernels.simd import call6, call8, f32, i64p, u8, u16
@@ -29,7 +28,7 @@ SEG_BASE, SEG_HIGH, SEG_SCALE, SEG_FACTOR = range(5, 9)
 SEG_COLS, SEG_BASE_ROW, SEG_HIGH_ROW, SEG_GROUPS, SEG = range(9, 14)
 """Columns, bytes of a row in the base and high planes, groups of a row."""
 
-_WIDE = bool(binding.get_host_cpu_features().get("avx512f"))
+_WIDE = "+avx512f" in cpu_features()
 COLUMNS = (6, 4, 2, 1) if _WIDE else (1,)
 """Columns of a register tile, widest first; without 32 wide registers more than one would spill."""
 
