@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 from fakes.async_device import AsyncDevice
 from ops.harness import Lab
 
+from ninfer._cpu import device as device_module
+from ninfer._cpu import threads
 from ninfer._cpu.device import CpuDevice
 from ninfer.errors import DeviceError, EngineClosed, InvariantError, OutOfDeviceMemory
 
@@ -178,6 +182,33 @@ def test_close_ends_the_threads() -> None:
     assert threading.active_count() == before
     with pytest.raises(EngineClosed):
         device.zero(CpuDevice(threads=1).arena(256).buffer(0, (4,), "f32"))
+
+
+def test_a_dropped_device_ends_its_threads() -> None:
+    before = threading.active_count()
+    project(Lab(CpuDevice(threads=3)), 2)
+    gc.collect()
+    assert threading.active_count() == before
+
+
+def test_a_container_bounds_threads_and_memory(
+    device: CpuDevice, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("NINFER_CPU_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
+    quota = tmp_path / "cpu.max"
+    monkeypatch.setattr(threads, "_QUOTA", quota)
+    for text, expected in (("150000 100000", 2), ("max 100000", 16), ("1000 100000", 1), ("", 16)):
+        quota.write_text(text)
+        assert threads.count(None) == expected
+    assert threads.count(5) == 5
+    monkeypatch.setattr(device_module, "_GROUP", tmp_path)
+    host = device.memory()
+    for name, text in (("max", "1000000"), ("current", "700000"), ("stat", "anon 5\ninactive_file 100000")):
+        (tmp_path / f"memory.{name}").write_text(text)
+    assert (device.memory().total, device.memory().free) == (1_000_000, 400_000)
+    (tmp_path / "memory.max").write_text("max")
+    assert device.memory().total == host.total
 
 
 def test_a_fork_is_refused(device: CpuDevice) -> None:

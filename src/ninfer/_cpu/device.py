@@ -6,6 +6,7 @@ import math
 import struct
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -17,6 +18,8 @@ from ninfer._cpu.threads import Pool, count
 from ninfer.contract import Buffer, DeviceMemory, Shape
 from ninfer.errors import InvariantError, OutOfDeviceMemory
 from ninfer.ops import Ops
+
+_GROUP = Path("/sys/fs/cgroup")
 
 
 class CpuEvent:
@@ -74,11 +77,10 @@ class CpuDevice:
 
         self.threads = count(threads)
         self.name = f"cpu ({self.threads} thread{'s' if self.threads > 1 else ''})"
-        self._workspace = CpuArena(WS_BYTES * self.threads)
-        base = self._workspace.buffer(0, (WS_BYTES * self.threads,), "u8").address
-        self._pool = Pool(self.threads, base, WS_BYTES)
+        self._pool = Pool(self.threads, WS_BYTES)
         self._tape: Tape | None = None
-        self.ops = cast(Ops, CpuOps(self))
+        self._cpu_ops = CpuOps(self)
+        self.ops = cast(Ops, self._cpu_ops)
 
     def memory(self) -> DeviceMemory:
         fields = {}
@@ -86,7 +88,9 @@ class CpuDevice:
             for line in file:
                 name, _, value = line.partition(":")
                 fields[name] = int(value.split()[0]) << 10
-        return DeviceMemory(fields["MemTotal"], fields.get("MemAvailable", fields["MemFree"]))
+        total, free = fields["MemTotal"], fields.get("MemAvailable", fields["MemFree"])
+        limit = _group_memory()
+        return DeviceMemory(total, free) if limit is None else DeviceMemory(min(total, limit[0]), min(free, limit[1]))
 
     def read_bandwidth(self) -> float:
         from ninfer._cpu.kernels import probe
@@ -156,7 +160,7 @@ class CpuDevice:
 
     def close(self) -> None:
         self._pool.close()
-        self._workspace.close()
+        self._cpu_ops.close()
 
     # -- for Ops
 
@@ -188,6 +192,17 @@ class CpuDevice:
     def _check_host(buffer: Buffer, array: npt.NDArray[Any]) -> None:
         if not array.flags.c_contiguous or array.dtype != DTYPES[buffer.dtype] or array.nbytes != buffer.nbytes:
             raise InvariantError(f"host array {array.dtype} {array.shape} for a buffer {buffer.dtype} {buffer.shape}")
+
+
+def _group_memory() -> tuple[int, int] | None:
+    """(limit, what is left of it) of this process's control group, bytes; None where it has no limit."""
+    try:
+        limit = int((_GROUP / "memory.max").read_text())
+        used = int((_GROUP / "memory.current").read_text())
+        cached = dict(line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return None
+    return limit, max(0, limit - used + int(cached.get("inactive_file", 0)))
 
 
 def _word(value: Any) -> int:

@@ -52,6 +52,10 @@ class CpuOps:
         self._submit = device.submit
         self._banks: dict[int, tuple[Bank, _Experts]] = {}
 
+    def close(self) -> None:
+        """Forget the weights."""
+        self._banks.clear()
+
     # weights
     def matrix(self, segments: Sequence[Segment]) -> CpuMatrix:
         return CpuMatrix(segments)

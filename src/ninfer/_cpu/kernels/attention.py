@@ -97,8 +97,10 @@ def attention_prepare(a, begin, end, ws):
             norm1(q, q, u16(w[9]), hd, eps)
             _rotate(q, cosine, sine, half)
         ordinal = types.int64(i32p(w[START])[b]) + column
+        if ordinal // PAGE >= length:
+            continue
         page = types.int64(blocks[types.int64(i32p(w[TABLE])[b]) * length + ordinal // PAGE])
-        if ordinal // PAGE >= length or page < 0 or page >= pages:
+        if page < 0 or page >= pages:
             continue
         for h in range(hk):
             k, v = f32(head), f32(w[8] + 4 * (t * hk + h) * hd)
