@@ -36,10 +36,15 @@ def test_the_artifact_is_legal_and_small():
 @pytest.mark.parametrize(
     ("kind", "least"),
     [
-        ("extraction", 0.85), ("arithmetic", 0.85), ("arithmetic, thinking", 0.95), ("lookup", 0.85), ("tool call", 0.85),
-        ("parallel tool calls", 0.75), ("answer after tool result", 0.85),
+        ("extraction", 0.85),
+        ("arithmetic", 0.85),
+        ("arithmetic, thinking", 0.95),
+        ("lookup", 0.85),
+        ("tool call", 0.85),
+        ("parallel tool calls", 0.75),
+        ("answer after tool result", 0.85),
     ],
-)  # fmt: skip
+)
 def test_held_out_questions_are_answered(engine, tiny, kind, least):
     """Sixty questions of the first held-out thousand; the measured accuracies are in the model's own page."""
     items = tiny("corpus").corpus.held_out_sets(60)[kind]

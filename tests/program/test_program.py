@@ -458,6 +458,7 @@ def test_stats_count_what_moves() -> None:
     moved = {name: after[name] - before[name] for name in after if after[name] != before[name]}
     assert moved.pop("upload_bytes") < 3 * 8192
     assert moved.pop("download_bytes") == 3 * 512
+    assert moved.pop("decode_device_ns") > 0
     assert moved == {
         "launches": 6, "uploads": 3, "downloads": 3, "decode_rounds": 3, "decode_tokens": 6,
         "decode_bytes": 3 * (1000 + 2 * 2 * 8) + 2 * (8 + 9 + 10) * 8,

@@ -292,7 +292,7 @@ class Program:
             if masks is not None and constrained:
                 dead.update(row for row in constrained if masks.fill(row, (), units.masks[row]).dead & 1)
                 units.upload_masks(B)
-            out = units.finish(frame, B, any(r.request.sampling.logprobs >= 0 for r in records))
+            out = units.finish(frame, B, any(r.request.sampling.logprobs >= 0 for r in records), kind == "decode")
             tokens = out.fields["token"][:B].tolist()
             if NOT_FINITE in tokens:
                 raise DeviceError(f"row {tokens.index(NOT_FINITE)} of a {kind} batch: logits are not finite")

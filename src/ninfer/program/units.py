@@ -5,6 +5,7 @@ Decode is two recordings per exact batch size, Forward and Finish, so that masks
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -15,6 +16,10 @@ from ninfer.program.frame import HostBlock, InputFrame, end_of, input_fields, ou
 from ninfer.program.kv import ExecutionRows
 from ninfer.program.layout import PoolKind, pages
 from ninfer.program.memory import Memory, Shape
+
+
+COUNTERS = ("launches", "uploads", "upload_bytes", "downloads", "download_bytes", "decode_device_ns")
+"""What is counted since the start; the last is nanoseconds of decode rounds spent in launches and waiting for them."""
 
 
 class Units:
@@ -36,7 +41,7 @@ class Units:
         self._done = device.event()
         self.masks = device.host(memory.masks.shape, "u32")
         self._table_version = -1
-        self.counters = dict.fromkeys(("launches", "uploads", "upload_bytes", "downloads", "download_bytes"), 0)
+        self.counters = dict.fromkeys(COUNTERS, 0)
         sizes = range(1, shape.rows + 1)
         with ExitStack() as graphs:
 
@@ -71,7 +76,9 @@ class Units:
     def forward(self, frame: InputFrame, B: int) -> None:
         """Run ``B`` anchors and leave their logits."""
         self._upload(frame)
+        begin = time.perf_counter_ns()
         self._launch(self._forward[B - 1])
+        self.counters["decode_device_ns"] += time.perf_counter_ns() - begin
 
     def recall(self, frame: InputFrame, B: int) -> None:
         """Leave the logits of ``B`` rows' stored hidden."""
@@ -82,14 +89,17 @@ class Units:
         self.device.upload(self.memory.masks.slice(0, B), self.masks[:B])
         self._count("upload", self.masks[:B].nbytes)
 
-    def finish(self, frame: InputFrame, B: int, scores: bool) -> HostBlock:
+    def finish(self, frame: InputFrame, B: int, scores: bool, decode: bool) -> HostBlock:
         """Sample, bring the results down and wait for them."""
+        begin = time.perf_counter_ns()
         self._launch(self._finish[B - 1])
         out, source = self._output, self._scored if scores else self._brief
         self.device.download(out.bytes[: source.nbytes], source)
         self._count("download", source.nbytes)
         frame.event.record()
         frame.event.wait()
+        if decode:
+            self.counters["decode_device_ns"] += time.perf_counter_ns() - begin
         return out
 
     def control(self, frame: InputFrame, width: int) -> None:

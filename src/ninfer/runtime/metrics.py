@@ -19,11 +19,13 @@ class EngineStats:
     waiting, active, outstanding: requests queued, holding a lane, and occupying a slot (waiting, active or unread).
     accepted: requests that entered the queue. finished: requests by finish_reason. prompt_tokens, cached_tokens: of
     admitted requests. completion_tokens: committed. prefill_units, control_units, decode_rounds: model units by kind.
-    decode_rows: rows summed over decode rounds. constraints: of finished requests, ``requests`` that had one,
-    ``complete`` and ``dead_ends`` among them, ``masks`` and ``mask_h2d_bytes``; of compiled languages ``entries`` and
-    ``retained_bytes`` now, ``hits``, ``builds``, ``waits`` and ``evictions``; outside their budget ``index_bytes`` of
-    the vocabulary's index, ``matchers`` in use and the ``matcher_tokens`` they have read. memory: occupancy reported by
-    the model's stores, each entry named with its unit; as of the last admission or end of a request.
+    decode_rows: rows summed over decode rounds. decode_ns: nanoseconds of the boundaries that ran decode rounds; less
+    ``memory["decode_device_ns"]`` it is what the engine itself costs. constraints: of finished requests, ``requests``
+    that had one, ``complete`` and ``dead_ends`` among them, ``masks`` and ``mask_h2d_bytes``; of compiled languages
+    ``entries`` and ``retained_bytes`` now, ``hits``, ``builds``, ``waits`` and ``evictions``; outside their budget
+    ``index_bytes`` of the vocabulary's index, ``matchers`` in use and the ``matcher_tokens`` they have read. memory:
+    occupancy reported by the model's stores, each entry named with its unit; as of the last admission or end of a
+    request.
     """
 
     waiting: int
@@ -38,6 +40,7 @@ class EngineStats:
     control_units: int
     decode_rounds: int
     decode_rows: int
+    decode_ns: int
     constraints: Mapping[str, int]
     memory: Mapping[str, int]
 
@@ -54,6 +57,7 @@ class Metrics:
     control_units: int = 0
     decode_rounds: int = 0
     decode_rows: int = 0
+    decode_ns: int = 0
     finished: Counter[str] = field(default_factory=Counter)
     constraints: Counter[str] = field(default_factory=Counter)
     memory: Mapping[str, int] = field(default_factory=dict)
@@ -85,6 +89,7 @@ class Metrics:
             control_units=self.control_units,
             decode_rounds=self.decode_rounds,
             decode_rows=self.decode_rows,
+            decode_ns=self.decode_ns,
             constraints=dict(self.constraints),
             memory=dict(self.memory),
         )

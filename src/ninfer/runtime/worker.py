@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -84,6 +85,7 @@ class Worker:
 
     def boundary(self) -> bool:
         """One boundary. True when the next one has work right away. Any exception means the engine has failed."""
+        begin = time.perf_counter_ns()
         now = self._clock()
         self._end_waiting(now)
         if self.resources.open:
@@ -98,6 +100,7 @@ class Worker:
         rows = [row for row in self.active if row.lane in unit.lanes]
         if unit.kind == "decode":
             self._decode(rows)
+            self.metrics.decode_ns += time.perf_counter_ns() - begin
         elif unit.kind == "prefill":
             self._prefill(rows[0])
         else:

@@ -78,7 +78,7 @@ def bench(arguments: argparse.Namespace) -> int:
 
 
 def _decode(run: _Runs, size: int, bandwidth: float) -> dict[str, Any]:
-    rate, moved, rounds = run.decode(size)
+    rate, moved, rounds, host = run.decode(size)
     per_round = size / rate
     return {
         "batch": size,
@@ -86,6 +86,7 @@ def _decode(run: _Runs, size: int, bandwidth: float) -> dict[str, Any]:
         "round_seconds": per_round,
         "bytes_per_round": moved / rounds,
         "bandwidth_ratio": moved / rounds / per_round / bandwidth,
+        "host_seconds": host / rounds,
     }
 
 
@@ -115,16 +116,18 @@ class _Runs:
         seconds = statistics.median(self.submit(length, 1).result().timings.prefill for _ in range(3))
         return length / seconds
 
-    def decode(self, size: int) -> tuple[float, int, int]:
-        """Tokens per second of ``size`` requests that decode together; bytes moved and rounds of the whole run."""
-        before = self.engine.stats().memory
+    def decode(self, size: int) -> tuple[float, int, int, float]:
+        """Tokens per second of ``size`` requests that decode together; of the whole run the bytes moved, the rounds,
+        and the seconds the rounds spent outside the device's work."""
+        before = self.engine.stats()
         handles = [self.submit(WARMUP_TOKENS, self.tokens) for _ in range(size)]
         results = [handle.result() for handle in handles]
-        after = self.engine.stats().memory
+        after = self.engine.stats()
         seconds = max(result.timings.decode for result in results)
         tokens = sum(result.usage.completion_tokens - 1 for result in results)
-        moved, rounds = (after[name] - before.get(name, 0) for name in ("decode_bytes", "decode_rounds"))
-        return tokens / seconds, moved, rounds
+        names = ("decode_bytes", "decode_rounds", "decode_device_ns")
+        moved, rounds, device = (after.memory[name] - before.memory[name] for name in names)
+        return tokens / seconds, moved, rounds, (after.decode_ns - before.decode_ns - device) / 1e9
 
     def gap(self, length: int) -> dict[str, float]:
         """Median and longest pause between tokens of a request while prompts of ``length`` tokens prefill beside it."""
@@ -160,12 +163,13 @@ def _table(figures: dict[str, Any]) -> str:
         f"start {figures['start_seconds']:.2f} s, memory bandwidth {bandwidth / 1e9:.1f} GB/s",
         f"first token {figures['ttft_seconds'] * 1e3:.1f} ms",
         f"prefill {prefill['tokens_per_second']:,.0f} tok/s at {prefill['tokens']} tokens",
-        f"{'batch':>5} {'tok/s':>9} {'ms/round':>9} {'MB/round':>9} {'of bandwidth':>12}",
+        f"{'batch':>5} {'tok/s':>9} {'ms/round':>9} {'MB/round':>9} {'of bandwidth':>12} {'host us':>8}",
     ]
     for row in figures["decode"]:
         lines.append(
             f"{row['batch']:>5} {row['tokens_per_second']:>9,.1f} {row['round_seconds'] * 1e3:>9.3f}"
             f" {row['bytes_per_round'] / 1e6:>9.1f} {row['bandwidth_ratio']:>12.1%}"
+            f" {row['host_seconds'] * 1e6:>8.0f}"
         )
     gap = figures["gap_seconds"]
     if gap:
