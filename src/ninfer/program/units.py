@@ -17,7 +17,6 @@ from ninfer.program.kv import ExecutionRows
 from ninfer.program.layout import PoolKind, pages
 from ninfer.program.memory import Memory, Shape
 
-
 COUNTERS = ("launches", "uploads", "upload_bytes", "downloads", "download_bytes", "decode_device_ns")
 """What is counted since the start; the last is nanoseconds of decode rounds spent in launches and waiting for them."""
 
