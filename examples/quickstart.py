@@ -36,9 +36,9 @@ def stream(engine: ninfer.Engine, question: str, **chat: object) -> None:
 
 
 def main(artifact: Path = ARTIFACT) -> None:
-    started = time.perf_counter()
     with ninfer.Engine(artifact, max_concurrency=4, max_context=2048) as engine:
         print(engine)
+        started = time.perf_counter()
         stream(engine, "What is 17 + 25?", thinking=True)
         stream(engine, "What is the weather in Paris?", tools=[WEATHER], thinking=False)
 
@@ -53,12 +53,11 @@ def main(artifact: Path = ARTIFACT) -> None:
         results = engine.generate(chats, max_tokens=100, sampling=GREEDY)
         for question, result in zip(questions, results, strict=True):
             print(f"  {question}\n    {result.text}")
-        stats = engine.stats()
-    seconds = time.perf_counter() - started
-    print(
-        f"\n{stats.accepted} requests, {stats.prompt_tokens} prompt + {stats.completion_tokens} completion tokens in"
-        f" {stats.decode_rounds} decode rounds; {seconds:.2f} s from opening the artifact to closing the engine"
-    )
+        stats, seconds = engine.stats(), time.perf_counter() - started
+        print(
+            f"\n{stats.accepted} requests, {stats.prompt_tokens} prompt + {stats.completion_tokens} completion tokens"
+            f" in {stats.decode_rounds} decode rounds and {seconds:.2f} s"
+        )
 
 
 if __name__ == "__main__":
