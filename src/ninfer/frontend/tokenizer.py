@@ -29,8 +29,7 @@ class Tokenizer:
         spec = json_object(resources.tokenizer_json, "tokenizer.json")
         self.config = json_object(resources.tokenizer_config, "tokenizer_config.json")
         self.vocabulary: Vocabulary = read_vocabulary(spec, self.config, resources.vocab_rows)
-        self._source = resources.tokenizer_json
-        self._encoder = _build(self._source)
+        self._encoder = _build(resources.tokenizer_json)
         _add_listed_only_in(self.config, self._encoder)
         for token in self.vocabulary.added.values():
             if self._encoder.token_to_id(token.content) != token.id:
@@ -80,7 +79,7 @@ class Tokenizer:
             return []
         with self._plain_lock:
             if self._plain is None:
-                spec = {**json_object(self._source, "tokenizer.json"), "added_tokens": []}
+                spec = {**json.loads(self._encoder.to_str()), "added_tokens": []}
                 self._plain = _build(json.dumps(spec).encode())
         ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
         return ids
