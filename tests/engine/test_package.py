@@ -13,7 +13,10 @@ import pytest
 
 import ninfer
 
-HEAVY = ("numba", "torch", "cupy", "xgrammar", "transformers", "tokenizers", "jinja2", "tqdm", "PIL")
+HEAVY = (
+    "numba", "torch", "cupy", "xgrammar", "transformers", "tokenizers", "jinja2", "tqdm", "PIL",
+    "ninfer.constraints.output", "ninfer.frontend", "ninfer.artifact", "ninfer.program", "ninfer.models",
+)  # fmt: skip
 CLASSES = [getattr(ninfer, name) for name in ninfer.__all__ if inspect.isclass(getattr(ninfer, name))]
 
 

@@ -6,6 +6,18 @@ with places), ``schema`` (keywords), ``assertions`` and ``denials`` (one schema 
 (intersections), ``graph`` (what has a value), ``json_lang`` and ``containers`` (rules).
 """
 
-from ninfer.constraints.output import OutputConstraint, language
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ninfer.constraints.output import OutputConstraint, language
 
 __all__ = ["OutputConstraint", "language"]
+
+
+def __getattr__(name: str) -> Any:
+    """The front ends come when a constraint is first made: a worker that only hands masks on needs none of them."""
+    if name in __all__:
+        from ninfer.constraints import output
+
+        return getattr(output, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

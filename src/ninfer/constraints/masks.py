@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from ninfer.constraints.matcher import Matcher
 from ninfer.contract import MaskProvider, RowMask
+
+if TYPE_CHECKING:
+    from ninfer.constraints.matcher import Matcher
 
 
 class BatchMasks:
