@@ -40,7 +40,7 @@ _TASK_BYTES = 32 << 10
 _TILE_BYTES = 256 << 10
 """Decoded rows a task of many columns keeps beside the columns in the second-level cache, about."""
 
-_SERIAL_BYTES = 64 << 10
+_SERIAL_BYTES = 128 << 10
 """A launch that moves no more runs on the calling thread: waking the others would take longer."""
 
 

@@ -58,6 +58,12 @@ def load_ir(b, pointer, align: int):
     return value
 
 
+def prefetch_ir(b, pointer) -> None:
+    """Ask for the line at a pointer that will be read once."""
+    read, locality, data = (ir.Constant(i32, n) for n in (0, 0, 1))
+    call(b, "llvm.prefetch.p0", ir.VoidType(), pointer, read, locality, data)
+
+
 def mask_ir(b, count):
     """Lanes below the i64 ``count``."""
     top = ir.Constant(i64, LANES)

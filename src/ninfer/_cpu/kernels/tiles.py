@@ -22,6 +22,7 @@ from ninfer._cpu.kernels.lanes import (
     load_ir,
     mask_ir,
     masked_load,
+    prefetch_ir,
     splat,
     sum4_ir,
     sum_ir,
@@ -125,6 +126,10 @@ def make_dot(code: Code, rows: int, columns: int):
                     short = b.icmp_signed(">", b.mul(b.add(step.index, _word(1)), _word(LANES)), cols)
                     low = b.select(short, b.add(tails, _word(64 * r)), low)
                 top = b.add(highs[r], step.offset(2 * code.high_bits))
+                if not last and step.j == 0:
+                    for line in range(0, 2 * code.base_bits * step.unroll, 64):
+                        ahead = b.add(b.add(low, b.mul(base_row, _word(rows))), _word(line))
+                        prefetch_ir(b, at(b, ahead, i8))
                 w = code.decode(b, at(b, low, i8), at(b, top, i8))
                 if code.group:
                     place = at(b, scale[r], f32_t, step.shared(code.group // LANES, 4))
