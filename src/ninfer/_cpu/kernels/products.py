@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from numba import njit, types
 
-from ninfer._cpu.kernel import Kernel, cpu_features, kernel
-from ninfer._cpu.kernels.codes import CODES, Code
+from ninfer._cpu.kernel import Kernel, kernel
+from ninfer._cpu.kernels.codes import CODES, WIDE, Code
 from ninfer._cpu.kernels.scales import bf16, block_scales, half_scales
 from ninfer._cpu.kernels.simd import call6, call8, f32, i64p, u8, u16
 from ninfer._cpu.kernels.tiles import ROWS, make_decode, make_dot, make_gemm
@@ -28,8 +28,7 @@ SEG_BASE, SEG_HIGH, SEG_SCALE, SEG_FACTOR = range(5, 9)
 SEG_COLS, SEG_BASE_ROW, SEG_HIGH_ROW, SEG_GROUPS, SEG = range(9, 14)
 """Columns, bytes of a row in the base and high planes, groups of a row."""
 
-_WIDE = "+avx512f" in cpu_features()
-COLUMNS = (6, 4, 2, 1) if _WIDE else (1,)
+COLUMNS = (6, 4, 2, 1) if WIDE else (1,)
 """Columns of a register tile, widest first; without 32 wide registers more than one would spill."""
 
 STRETCH = 1024
@@ -41,7 +40,7 @@ _CHEAP = ("fp32", "bf16", "q8_g32_fp16", "q4_g64_fp16")
 
 def direct(format: str) -> int:
     """Columns up to which rows of a format are decoded in registers, four columns a time; else once into a tile."""
-    return (8 if format in _CHEAP else 4) if _WIDE else 1
+    return (8 if format in _CHEAP else 4) if WIDE else 1
 
 
 WS_TILE, WS_RESULT, WS_AUX, WS_BYTES = 0, 512 << 10, 896 << 10, 1024 << 10
