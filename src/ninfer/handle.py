@@ -186,14 +186,11 @@ class GenerationHandle:
         if task is None or (self._task is not None and self._task() is task):
             return
         self._task = weakref.ref(task)
-        handle = weakref.ref(self)
-
-        def ended(task: asyncio.Task[Any]) -> None:
-            held = handle()
-            if task.cancelled() and held is not None:
-                held.cancel()
-
-        task.add_done_callback(ended)
+        handles = _iterated.get(task)
+        if handles is None:  # one callback for a task, however many handles it reads in its life
+            handles = _iterated[task] = weakref.WeakSet()
+            task.add_done_callback(_cancel_iterated)
+        handles.add(self)
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:
@@ -243,6 +240,17 @@ class EventStream(Generic[T]):
             value = self._pick(await self._handle._anext())
             if value is not None:
                 return value
+
+
+_iterated: weakref.WeakKeyDictionary[asyncio.Task[Any], weakref.WeakSet[GenerationHandle]] = weakref.WeakKeyDictionary()
+"""The handles that each running task has iterated and that still exist."""
+
+
+def _cancel_iterated(task: asyncio.Task[Any]) -> None:
+    handles = _iterated.pop(task, None)
+    if task.cancelled() and handles is not None:
+        for handle in handles:
+            handle.cancel()
 
 
 def _same(event: Event) -> Event:

@@ -265,6 +265,24 @@ def test_cancelling_the_task_that_iterates_cancels_the_request(world, where):
     assert handle.result(timeout=0).finish_reason == "cancelled"
 
 
+def test_a_task_may_read_any_number_of_handles(world):
+    """A server's task lives long: what it has read leaves nothing behind on it."""
+    w = world(max_outstanding=4)
+
+    async def main() -> int:
+        for i in range(50):
+            async for _ in w.engine.submit(ends_at(2), max_tokens=9):
+                if i % 2:
+                    break
+        gc.collect()
+        task = asyncio.current_task()
+        assert len(ninfer.handle._iterated[task]) <= 1
+        return len(task._callbacks)
+
+    assert asyncio.run(main()) <= 2
+    w.check_at_rest()
+
+
 def test_a_task_that_ends_normally_cancels_nothing(world):
     w = world(threaded=False)
 
