@@ -43,6 +43,9 @@ _TILE_BYTES = 256 << 10
 _SERIAL_BYTES = 128 << 10
 """A launch that moves no more runs on the calling thread: waking the others would take longer."""
 
+_SPLIT_TOKENS = 8
+"""Up to so many tokens, attention spreads a context's splits over the threads."""
+
 
 class CpuOps:
     """Every Op of ``ninfer.ops.Ops``, over one device."""
@@ -143,6 +146,9 @@ class CpuOps:
         if attention_kernels.workspace(block * ratio, shape.hd) > products.WS_BYTES:
             raise InvariantError(f"{ratio} heads of {shape.hd} features a key head exceed the workspace")
         splits = self._splits(rows.B * rows.W, kv.blocks.shape[1])
+        need = self.attention_scratch(rows.B * rows.W, kv.blocks.shape[1] * attention_kernels.PAGE, shape)
+        if splits and scratch.nbytes < need:
+            raise InvariantError(f"scratch of {scratch.nbytes} bytes, {need} needed")
         per_row = -(-rows.W // block)
         tasks = rows.B * per_row * shape.hk * max(splits, 1)
         words = (
@@ -350,10 +356,6 @@ class CpuOps:
         if known is None or known[0] is not bank:
             known = self._banks[id(bank)] = (bank, _Experts(bank))
         return known[1]
-
-
-_SPLIT_TOKENS = 8
-"""Up to so many tokens, attention spreads a context's splits over the threads."""
 
 
 class _Experts:

@@ -180,7 +180,7 @@ def gdn_scan(a, begin, end, ws):
     Words: common; q, k, v (convolution inputs), z, norm, eps, state, tail, y, gates, out, record d (0 without), rows.
     """
     w = i64p(a)
-    columns, nk, nv, dk, dv = w[COLUMNS], w[NK], w[NV], w[DK], w[DV]
+    columns, nk, nv, dk, dv, taps = w[COLUMNS], w[NK], w[NV], w[DK], w[DV], w[TAPS]
     channels = 2 * nk * dk + nv * dv
     state, y, gates, out, record, rows = w[16], w[18], w[19], w[20], w[21], w[22]
     strip, d, o = ws, ws + 4 * dk * STRIP, ws + 4 * dk * STRIP + 4 * STRIP
@@ -193,7 +193,13 @@ def gdn_scan(a, begin, end, ws):
             continue
         if task >= rows * nv:
             if record == 0:
-                _move_tail(w, b, width, fresh, read, write, channels)
+                size = 4 * (taps - 1) * channels
+                old, new, channel = f32(w[17] + read * size), f32(w[17] + write * size), 0
+                for part in range(3):
+                    n = nv * dv if part == 2 else nk * dk
+                    x = f32(w[10 + part] + 4 * b * columns * n)
+                    _move_tail(new, old, x, n, channel, channels, width, taps, fresh)
+                    channel += n
             continue
         j = task % nv
         head = j // (nv // nk)
@@ -233,26 +239,18 @@ def gdn_scan(a, begin, end, ws):
 
 
 @njit
-def _move_tail(w, b, width, fresh, read, write, channels):
-    """Tail at ``write`` <- the last taps-1 rows of [tail at ``read`` | inputs of the row]."""
-    columns, nk, nv, dk, dv, taps = w[COLUMNS], w[NK], w[NV], w[DK], w[DV], w[TAPS]
-    old = f32(w[17] + 4 * read * (taps - 1) * channels)
-    new = f32(w[17] + 4 * write * (taps - 1) * channels)
+def _move_tail(new, old, x, n, channel, channels, count, taps, fresh):
+    """Channels from ``channel`` on of the tail ``new`` <- the last taps-1 rows of [``old`` | ``count`` rows of x [, n]]."""
     for j in range(taps - 1):
-        at = width - (taps - 1) + j
-        channel = 0
-        for part in range(3):
-            n = nv * dv if part == 2 else nk * dk
-            x = f32(w[10 + part] + 4 * b * columns * n)
-            for i in range(n):
-                if at >= 0:
-                    value = x[at * n + i]
-                elif fresh:
-                    value = types.float32(0.0)
-                else:
-                    value = old[(taps - 1 + at) * channels + channel + i]
-                new[j * channels + channel + i] = value
-            channel += n
+        at = count - (taps - 1) + j
+        for i in range(n):
+            if at >= 0:
+                value = x[at * n + i]
+            elif fresh:
+                value = types.float32(0.0)
+            else:
+                value = old[(taps - 1 + at) * channels + channel + i]
+            new[j * channels + channel + i] = value
 
 
 @kernel("gdn_fold")
@@ -287,16 +285,7 @@ def gdn_fold(a, begin, end, ws):
                         s = fma(k, d, fill(f32(ws)[column]) * s)
                     store_part(target, i * dv + lane, s, dv - lane)
         else:
-            old = f32(tails + 4 * read * (taps - 1) * channels)
-            new = f32(tails + 4 * write * (taps - 1) * channels)
+            size = 4 * (taps - 1) * channels
+            old, new = f32(tails + read * size), f32(tails + write * size)
             inputs = f32(record_c + 4 * b * columns * channels)
-            for j in range(taps - 1):
-                at = count - (taps - 1) + j
-                for i in range(channels):
-                    if at >= 0:
-                        value = inputs[at * channels + i]
-                    elif fresh:
-                        value = types.float32(0.0)
-                    else:
-                        value = old[(taps - 1 + at) * channels + i]
-                    new[j * channels + i] = value
+            _move_tail(new, old, inputs, channels, 0, channels, count, taps, fresh)
