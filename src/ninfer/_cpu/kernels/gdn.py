@@ -240,7 +240,7 @@ def gdn_scan(a, begin, end, ws):
 
 @njit
 def _move_tail(new, old, x, n, channel, channels, count, taps, fresh):
-    """Channels from ``channel`` on of the tail ``new`` <- the last taps-1 rows of [``old`` | ``count`` rows of ``x``]."""
+    """Channels from ``channel`` on of the tail ``new`` <- the last taps-1 rows of [``old`` | ``count`` rows of x]."""
     for j in range(taps - 1):
         at = count - (taps - 1) + j
         for i in range(n):
