@@ -197,6 +197,9 @@ LANGUAGES = [
     ({"const": {"b": 1, "a": [None]}}, ['{"b":1,"a":[null]}'], ['{"a":[null],"b":1}']),
     ({"const": {"type": "bogus", "minimum": "x"}}, ['{"type":"bogus","minimum":"x"}'], []),
     ('{"enum":[1.0,-0.0,1e5,0.10,1e300,1.5E-9]}', ["1", "0", "100000", "0.1", "1e300", "1.5e-9"], ["1.0", "-0"]),
+    ({"const": {"a": 1, "b": 2}, "enum": [{"b": 2, "a": 1}]}, ['{"a":1,"b":2}'], ['{"b":2,"a":1}']),
+    ({"enum": [1, "x"], "const": 1.0}, ["1"], ['"x"', "1.0"]),
+    ({"type": ["number", "integer"]}, ["1.5", "1"], ['"x"']),
     # composition and references
     ({**INT, "anyOf": [{"minimum": 5}, {"maximum": 1}]}, ["6", "0"], ["3", '"x"']),
     ({**STR, "anyOf": [{"maxLength": 2}, {"minLength": 4}]}, ['"ab"', '"abcd"'], ['"abc"', "3"]),
@@ -276,6 +279,9 @@ UNSUPPORTED = [
     ({"type": "number", "multipleOf": 0.01}, "/multipleOf"),
     ({"oneOf": [INT, {"type": "number"}]}, "/oneOf"),
     ({"oneOf": [{"enum": [1, 2]}, {"enum": [2, 3]}]}, "/oneOf"),
+    ({"oneOf": [{"const": {"a": 1, "b": 2}}, {"const": {"b": 2.0, "a": 1}}]}, "/oneOf"),
+    ({"oneOf": [{"const": 5}, {"type": "integer", "minimum": 5}]}, "/oneOf"),
+    ({"oneOf": [{"const": 5, "title": "a"}, {"const": "x"}, {"type": "object"}, {"minimum": 6}]}, "/oneOf"),
     ({**DRAFT_07, "$ref": "#/definitions/i", "minimum": 5, "definitions": {"i": INT}}, "/minimum"),
     ({"$ref": "https://example.com/x"}, "/$ref"),
     ({"$ref": "#anchor"}, "/$ref"),
@@ -295,7 +301,8 @@ def test_unsupported(schema, pointer):
         OutputConstraint.json_schema(schema).check()
     assert pointer in (None, error.value.pointer)
     if pointer == "/oneOf":
-        assert error.value.related == ("/oneOf/0", "/oneOf/1")
+        assert len(error.value.related) == 2
+        assert all(p.startswith("/oneOf/") for p in error.value.related)
     if pointer == "/pattern":
         assert error.value.__cause__.offset == 0
 
@@ -344,11 +351,6 @@ def test_minimum_of_an_integral_count():
     check(OutputConstraint.json_schema('{"type":"string","minLength":2.0}'), ['"ab"'], ['"a"'])
 
 
-def intersections(n):
-    """``n`` pairs: a union of n types of numbers with one more assertion."""
-    return {"anyOf": [{**INT, "minimum": i} for i in range(n)], "allOf": [{"maximum": 10**6}]}
-
-
 def test_limits_just_below_and_above():
     deep = []
     for _ in range(255):
@@ -362,3 +364,10 @@ def test_limits_just_below_and_above():
     with pytest.raises(ConstraintLimit) as error:
         OutputConstraint.json_schema({"items": {**pattern, "maxLength": 8193}}).check()
     assert (error.value.limit, error.value.pointer) == ("length", "/items/pattern")
+    lows = {"anyOf": [{**INT, "minimum": 1000 + i} for i in range(128)]}
+    highs = {"anyOf": [{**INT, "maximum": 873 + i} for i in range(128)]}
+    check(OutputConstraint.json_schema({"allOf": [lows, highs]}), ["1000"], ["1001", "999"])
+    one_more = {"type": "array", "prefixItems": [{"allOf": [INT, {**INT, "minimum": 0}]}, {"allOf": [lows, highs]}]}
+    with pytest.raises(ConstraintLimit) as error:
+        OutputConstraint.json_schema(one_more).check()
+    assert error.value.limit == "intersections"

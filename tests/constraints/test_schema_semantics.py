@@ -6,7 +6,7 @@ import itertools
 import json
 from random import Random
 
-from hypothesis import event, given
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from oracles.json_documents import compact, orders, sample, validator
 
@@ -36,12 +36,12 @@ def optional_keywords(draw, **strategies):
 
 
 @st.composite
-def schemas(draw, depth=2, refs=()):
+def schemas(draw, depth=2, refs=(), kinds=("number", "string", "array", "object", "finite", "composed", "any")):
     if draw(st.integers(0, 9)) == 0:
         return draw(st.booleans())
     inner = schemas(depth=depth - 1, refs=refs) if depth else st.one_of(st.booleans(), st.just({"type": "integer"}))
     several = st.lists(inner, min_size=1, max_size=3)
-    kind = draw(st.sampled_from(["number", "string", "array", "object", "finite", "composed", "any"]))
+    kind = draw(st.sampled_from(kinds))
     schema = {}
     if kind == "number":
         schema = optional_keywords(
@@ -100,24 +100,65 @@ def documents(draw):
     return root
 
 
-@given(schema=documents(), seed=st.integers(0, 1 << 30))
-def test_values_and_texts_agree_with_jsonschema(schema, seed):
+def compiled(schema):
+    """The schema's grammar, None when no value satisfies it; raises what is refused."""
+    try:
+        return language(OutputConstraint.json_schema(schema))
+    except UnsatisfiableSchema:
+        return None
+
+
+def agree(schema, seed):
+    """Compare with jsonschema: which values are accepted, and whether drawn texts are valid."""
     valid = validator(schema)
     try:
-        grammar = language(OutputConstraint.json_schema(schema))
-    except UnsatisfiableSchema:
-        event("unsatisfiable")
-        assert [v for v in VALUES if valid.is_valid(v)] == []
-        return
+        grammar = compiled(schema)
     except (UnsupportedSchema, ConstraintLimit, InvalidSchema) as error:
         event(f"refused: {getattr(error, 'keyword', '') or type(error).__name__}")
         return
-    event("compiled")
-    machine = Machine(grammar)
+    event("unsatisfiable" if grammar is None else "compiled")
+    machine = Machine(grammar) if grammar else None
     for value in VALUES:
-        accepted = any(machine.accepts(compact(v)) for v in orders(value))
+        accepted = machine is not None and any(machine.accepts(compact(v)) for v in orders(value))
         assert accepted == valid.is_valid(value), (schema, value)
-    for i in range(5):
+    for i in range(5) if grammar and machine else ():
         text = sample(grammar, Random(seed + i))
         assert machine.accepts(text), (schema, text)
         assert valid.is_valid(json.loads(text)), (schema, text)
+
+
+seeds = st.integers(0, 1 << 30)
+more = settings(max_examples=10 * settings.default.max_examples)
+
+
+@more
+@given(schema=documents(), seed=seeds)
+def test_documents(schema, seed):
+    agree(schema, seed)
+
+
+@more
+@given(schema=schemas(depth=0), types=st.sampled_from(["number", "string", "array", "object", "integer"]), seed=seeds)
+def test_denials(schema, types, seed):
+    agree({"type": types, "not": schema}, seed)
+
+
+@more
+@given(data=st.data(), seed=seeds)
+def test_intersections(data, seed):
+    kind = data.draw(st.sampled_from(["number", "string", "array", "object"]))
+    agree({"type": kind, "allOf": [data.draw(schemas(depth=0, kinds=(kind,))) for _ in range(2)]}, seed)
+
+
+@more
+@given(schema=documents())
+def test_candidates_are_filtered_and_never_refused(schema):
+    filtered = {"enum": VALUES, "allOf": [schema], "$defs": schema.get("$defs", {}) if isinstance(schema, dict) else {}}
+    valid = validator(filtered)
+    try:
+        grammar = compiled(filtered)
+    except InvalidSchema:  # a loop of references
+        return
+    machine = Machine(grammar) if grammar else None
+    for value in VALUES:
+        assert (machine is not None and machine.accepts(compact(value))) == valid.is_valid(value), (schema, value)
