@@ -66,8 +66,8 @@ def members(writer: Writer, branch: Fields, claims: Claims) -> Node:
                 reached[index + 1].add(count)
             writer.rules[rule(index, count).rule] = alt(options)
     last = len(fields)
-    counts = sorted(reached[last])
-    for count in counts:
+    pending = sorted(reached[last])
+    for count in pending:
         writer.work.spend(40)
         options = [seq("}")] if count >= low else []
         after = min(count + 1, cap)
@@ -76,8 +76,9 @@ def members(writer: Writer, branch: Fields, claims: Claims) -> Node:
             for other in others:
                 pair = (writer.string(other.names), writer.colon, writer.value(other.claims))
                 options.append(seq(comma, *pair, rule(last, after)))
-            if after not in counts:
-                counts.append(after)
+            if after not in reached[last]:
+                reached[last].add(after)
+                pending.append(after)
         writer.rules[rule(last, count).rule] = alt(options)
     return seq("{", rule(0, 0))
 

@@ -28,7 +28,7 @@ MAX_COPIES = 262_144
 """Copies of one part that nested repetitions of a grammar or regex may multiply to."""
 MAX_GRAMMAR_NESTING = 1000
 """Nesting depth of a grammar."""
-MAX_OBJECT_STATES = 65_536
+MAX_OBJECT_STATES = 16_384
 """Members times counts an object with a bounded number of members is tracked through."""
 MAX_UNIQUE_STATES = 4096
 """Sets of used values an array of unique items is tracked through."""
