@@ -2,8 +2,7 @@
 
 A mask costs by the parser states it looks at. A repeated group over broad classes is the worst shape, a rule that calls
 itself last the best, so repetitions become right recursion where a class is broad, and an automaton becomes one rule
-per state. Rules have generated names. Only what can be finished is written: the parser would otherwise offer tokens
-that lead nowhere.
+per state. Rules have generated names.
 """
 
 from __future__ import annotations
@@ -12,19 +11,12 @@ from collections.abc import Iterable, Sequence
 
 from ninfer.constraints.automata import Dfa
 from ninfer.constraints.chars import END, SURROGATES, Ranges
-from ninfer.constraints.ir import Alt, Auto, Class, Counted, Grammar, Lit, Node, NotTok, Ref, Rep, Seq, Tok
+from ninfer.constraints.ir import Alt, Class, Counted, Grammar, Lit, Node, NotTok, Ref, Rep, Seq, Tok
 from ninfer.constraints.limits import MAX_EMITTED_BYTES
-from ninfer.constraints.spelling import spelled
-from ninfer.errors import ConstraintLimit
+from ninfer.errors import ConstraintLimit, InvariantError
 
 _BROAD = 64
 """ASCII characters from which a class counts as broad."""
-_DIRECT = "[^\\U00000000-\\U0000001F\\U00000022\\U0000005C\\U0000D800-\\U0000DFFF]"
-_STRING = (
-    f'string ::= "" | {_DIRECT} string | "\\\\" escape string\n'
-    'escape ::= ["\\\\bfnrt] | "u000" [0-7bef] | "u001" [0-9a-f]\n'
-)
-"""The inside of any canonical JSON string."""
 
 
 def emit(grammar: Grammar, reserved: Sequence[int] = ()) -> str:
@@ -43,8 +35,6 @@ class _Emitter:
         self.waiting: list[str] = []
         self.automata: dict[int, str] = {}
         self.loops: dict[Node, str] = {}
-        self.counts: set[str] = set()
-        self.string = False
         self.lines: list[str] = []
         self.size = 0
 
@@ -53,8 +43,6 @@ class _Emitter:
         while self.waiting:
             name = self.waiting.pop()
             self.rule(self.names[name], self.node(self.grammar.rules[name], top=True))
-        if self.string:
-            self.lines.append(_STRING)
         return "".join(self.lines)
 
     def rule(self, name: str, body: str) -> None:
@@ -89,10 +77,9 @@ class _Emitter:
             return f"Token({', '.join(map(str, node.ids))})"
         if isinstance(node, NotTok):
             return f"ExcludeToken({', '.join(map(str, sorted({*node.ids, *self.reserved})))})"
-        if isinstance(node, Counted):
-            self.string = True
-            return self.counted(node.low, node.high)
-        return self.automaton(node)
+        if isinstance(node, Counted) or node.spelling != "raw":
+            raise InvariantError("the insides of JSON strings are not emitted")
+        return self.automaton(node.dfa)
 
     def repetition(self, node: Rep) -> str:
         item = node.item
@@ -118,20 +105,8 @@ class _Emitter:
             self.rule(name, " | ".join(['""', *(f"{self.node(option)} {name}" for option in options)]))
         return self.loops[item]
 
-    def counted(self, low: int, high: int | None) -> str:
-        """Right-linear rules, one per character still to come."""
-        name = "string" if (low, high) == (0, None) else f"c{low}_{'' if high is None else high}"
-        if high == 0:
-            return '""'
-        if name not in self.counts and name != "string":
-            self.counts.add(name)
-            rest = self.counted(max(low - 1, 0), None if high is None else high - 1)
-            self.rule(name, ('"" | ' if low == 0 else "") + f'{_DIRECT} {rest} | "\\\\" escape {rest}')
-        return name
-
-    def automaton(self, node: Auto) -> str:
+    def automaton(self, dfa: Dfa) -> str:
         """Right-linear rules, one per state."""
-        dfa = node.dfa if node.spelling == "raw" else spelled(node.dfa)
         if dfa.empty:
             return "[]"
         if id(dfa) not in self.automata:

@@ -35,7 +35,7 @@ from ninfer.constraints.limits import Work
 _ONE_CHARACTER = Auto(Dfa.length(1, 1), "json")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class State:
     """One point inside a rule. A state without edges is where its rule ends. ``lay`` makes the edges of a state when it
     is first reached, so that a grammar costs what is read of it."""
@@ -44,11 +44,12 @@ class State:
     chars: list[tuple[Ranges, State]] = field(default_factory=list)
     calls: list[tuple[str, State]] = field(default_factory=list)
     tokens: list[tuple[Tok | NotTok, State]] = field(default_factory=list)
+    strings: list[tuple[Auto | Counted, State]] = field(default_factory=list)
     lay: Callable[[State], None] | None = None
 
     @property
     def final(self) -> bool:
-        return not (self.silent or self.chars or self.calls or self.tokens)
+        return not (self.silent or self.chars or self.calls or self.tokens or self.strings)
 
 
 @dataclass(slots=True, eq=False)
@@ -61,10 +62,15 @@ class Frame:
 
 
 class Machine:
-    """A grammar prepared for recognition. Shared by any number of runs and threads."""
+    """A grammar prepared for recognition. Shared by any number of runs and threads.
 
-    def __init__(self, grammar: Grammar, work: Work | None = None) -> None:
+    whole_strings: automata and counted strings stay whole, as edges of their own, for a reader that knows them; a Run
+    does not.
+    """
+
+    def __init__(self, grammar: Grammar, work: Work | None = None, *, whole_strings: bool = False) -> None:
         self._work = work or Work()
+        self._whole_strings = whole_strings
         self._laying = RLock()
         self.starts = {name: State(lay=partial(self._rule, body)) for name, body in grammar.rules.items()}
         self.root = self.starts[grammar.root]
@@ -90,11 +96,7 @@ class Machine:
         """Lay the node's edges from ``at`` to ``end``."""
         self._work.spend(1)
         if isinstance(node, Lit):
-            for char in node.text:
-                after = State()
-                at.chars.append((((ord(char), ord(char) + 1),), after))
-                at = after
-            at.silent.append(end)
+            self._literal(node.text, end, at)
         elif isinstance(node, Class):
             at.chars.append((node.ranges, end))
         elif isinstance(node, Seq):
@@ -108,12 +110,22 @@ class Machine:
             self._repeat(node, at, end)
         elif isinstance(node, Ref):
             at.calls.append((node.rule, end))
+        elif self._whole_strings and isinstance(node, Auto | Counted):
+            at.strings.append((node, end))
         elif isinstance(node, Auto):
             self._automaton(node, at, end)
         elif isinstance(node, Counted):
             self._counted(node, at, end)
         else:
             at.tokens.append((node, end))
+
+    def _literal(self, text: str, end: State, at: State) -> None:
+        if len(text) > 1:
+            at.chars.append((_only(text[0]), State(lay=partial(self._literal, text[1:], end))))
+        elif text:
+            at.chars.append((_only(text), end))
+        else:
+            at.silent.append(end)
 
     def _sequence(self, parts: tuple[Node, ...], end: State, at: State) -> None:
         if len(parts) > 1:
@@ -159,6 +171,10 @@ class Machine:
 
     def _counted(self, node: Counted, at: State, end: State) -> None:
         self._repeat(Rep(_ONE_CHARACTER, node.low, node.high), at, end)
+
+
+def _only(char: str) -> Ranges:
+    return ((ord(char), ord(char) + 1),)
 
 
 def _spelled(at: State, ranges: Ranges, end: State) -> None:

@@ -12,8 +12,17 @@ from ninfer.constraints.cache import CacheOutcome, GrammarCache
 from ninfer.constraints.emit import emit
 from ninfer.constraints.ir import Grammar
 from ninfer.constraints.matcher import Matcher
+from ninfer.constraints.pushdown import Pushdown
 from ninfer.constraints.vocab import TokenClasses, TokenIndex
 from ninfer.constraints.xgrammar import CompiledGrammar
+
+_FREE_FORM = frozenset({"grammar", "regex"})
+"""What callers write rule by rule: ambiguous, left-recursive, with broad classes anywhere. XGrammar parses it."""
+
+_WARM_SECONDS = 0.05
+_WARM_SECONDS_PER_RULE = 0.0025
+_MOST_WARM_SECONDS = 0.4
+"""How long a new language may explore itself before its first answer."""
 
 
 @attrs.frozen
@@ -46,7 +55,7 @@ class ConstraintService:
     def __init__(self, classes: TokenClasses, cache_bytes: int, *, timed: bool = False) -> None:
         shared = cache_bytes // 3
         self._index = TokenIndex(classes, shared)
-        self._cache: GrammarCache[CompiledGrammar] = GrammarCache(cache_bytes - shared)
+        self._cache: GrammarCache[CompiledGrammar | Pushdown] = GrammarCache(cache_bytes - shared)
         self._timed = timed
         self._live: weakref.WeakSet[Matcher] = weakref.WeakSet()
 
@@ -70,6 +79,10 @@ class ConstraintService:
             "matcher_tokens": sum(matcher.steps for matcher in live),
         }
 
-    def _compile(self, plan: LanguagePlan) -> CompiledGrammar:
-        text = emit(plan.build(), self._index.classes.reserved)
-        return self._index.compiler().compile(text)
+    def _compile(self, plan: LanguagePlan) -> CompiledGrammar | Pushdown:
+        grammar, classes = plan.build(), self._index.classes
+        if plan.kind in _FREE_FORM:
+            return self._index.compiler().compile(emit(grammar, classes.reserved))
+        language = Pushdown(grammar, self._index.contents(), classes.stop)
+        language.warm(min(_WARM_SECONDS + _WARM_SECONDS_PER_RULE * len(grammar.rules), _MOST_WARM_SECONDS))
+        return language

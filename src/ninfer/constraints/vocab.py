@@ -10,6 +10,8 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from ninfer.constraints.content import ContentIndex
+from ninfer.constraints.tokentrie import TokenTrie
 from ninfer.constraints.xgrammar import Compiler
 
 _ENTRY_BYTES = 128
@@ -40,9 +42,9 @@ class TokenClasses:
 
 
 class TokenIndex:
-    """One vocabulary and the index over it, built once, on the first constrained request. Safe from any thread.
+    """One vocabulary, and what is built over it when a constrained request first needs it. Safe from any thread.
 
-    cache_bytes: what the index may keep of masks shared between grammars. size: V. words: uint32 words of a mask.
+    cache_bytes: what may be kept of masks shared between grammars. size: V. words: uint32 words of a mask.
     """
 
     def __init__(self, classes: TokenClasses, cache_bytes: int = 1 << 26) -> None:
@@ -54,6 +56,7 @@ class TokenIndex:
         self._cache_bytes = cache_bytes
         self._lock = threading.Lock()
         self._compiler: Compiler | None = None
+        self._contents: ContentIndex | None = None
 
     @cached_property
     def usable(self) -> npt.NDArray[np.bool_]:
@@ -64,15 +67,24 @@ class TokenIndex:
 
     @property
     def nbytes(self) -> int:
-        """About what the index holds, bytes: nothing before it is used."""
-        return 0 if self._compiler is None else sum(map(len, self.classes.data)) + _ENTRY_BYTES * self.size
+        """About what is held, bytes: nothing before it is used."""
+        compiler = 0 if self._compiler is None else sum(map(len, self.classes.data)) + _ENTRY_BYTES * self.size
+        contents = 0 if self._contents is None else self._contents.nbytes
+        return compiler + contents
 
     def compiler(self) -> Compiler:
-        """The compiler over this vocabulary."""
+        """The compiler of grammar text."""
         with self._lock:
             if self._compiler is None:
                 self._compiler = Compiler(_spelled(self.classes), self.classes.stop, self._cache_bytes)
             return self._compiler
+
+    def contents(self) -> ContentIndex:
+        """What the strings of our own grammars read."""
+        with self._lock:
+            if self._contents is None:
+                self._contents = ContentIndex(TokenTrie(self.classes.data, self.classes.text), self._cache_bytes)
+            return self._contents
 
 
 def _spelled(classes: TokenClasses) -> list[bytes]:

@@ -1,0 +1,390 @@
+"""What may come next inside a string: its automaton is run over the whole vocabulary at once.
+
+Three kinds of string: the texts of an automaton as they are (``RawContent``); the same as a canonical JSON string
+writes them (``JsonContent``); any JSON string of a bounded number of characters (``CountedContent``). Each has states
+of its own, reads single characters, and says for a state which tokens stay inside and which run past a possible end.
+A state is (automaton state or count, how far an escape has been read); all states can be completed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from threading import Lock
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ninfer.constraints.automata import DEAD, Dfa
+from ninfer.constraints.chars import END, normalise
+from ninfer.constraints.ir import ESCAPED
+from ninfer.constraints.tokentrie import Bits, Flags, Ints, TokenTrie
+
+State = tuple[int, int]
+
+_ESCAPES = {"\\" + tail: code for code, tail in ESCAPED.items()}
+_PREFIXES = ["", *dict.fromkeys(written[:i] for written in sorted(_ESCAPES) for i in range(1, len(written)))]
+"""What may have been read of an escape; a state holds the place of its prefix here. 0: not in an escape."""
+_BROKEN = len(_PREFIXES)
+_NOTHING = -1
+_ENDLESS = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """bits: the tokens that stay inside. past: of the characters that may follow, the indices of their Occurrences
+    before which the string may end, in tokens that do not stay inside."""
+
+    bits: Bits
+    past: dict[str, npt.NDArray[np.intp]]
+
+
+class Content(Protocol):
+    """One kind of string."""
+
+    def start(self) -> State | None:
+        """The first state; None when the string has no text at all."""
+        ...
+
+    def may_end(self, state: State) -> bool: ...
+
+    def step(self, state: State, char: str) -> State | None:
+        """The state behind a character; None where it cannot be read."""
+        ...
+
+    def admits(self, state: State, low: int, high: int) -> bool:
+        """Whether one of the characters ``low..high``, none of them ASCII, can be read."""
+        ...
+
+    def inside(self, state: State, follow: frozenset[str]) -> Inside:
+        """What each token does from a state, when one of ``follow`` comes behind the string."""
+        ...
+
+
+class ContentIndex:
+    """What all strings of a vocabulary share: the trie, its JSON reading, and masks kept up to a budget of bytes."""
+
+    def __init__(self, trie: TokenTrie, budget: int) -> None:
+        self.trie = trie
+        self._budget = budget
+        self._kept: OrderedDict[Hashable, Inside] = OrderedDict()
+        self._lock = Lock()
+        self._readings: dict[int, Reading] = {}
+        self._tables = _escape_tables(trie.alphabet)
+        self.reading(0).counted(trie)  # the common ones now, not under somebody's first answer
+        trie.occurrences('"')
+        self.plain = Reading(np.zeros_like(trie.char), trie.char, np.ones(len(trie.ids), np.bool_))
+        """The reading of text that is no JSON: every character stands for itself."""
+
+    @property
+    def nbytes(self) -> int:
+        """About what it holds beside the trie, bytes."""
+        kept = len(self._kept) * (4 * self.trie.words + 1024)
+        return kept + sum(reading.nbytes for reading in self._readings.values())
+
+    def keep(self, key: Hashable, make: Callable[[], Inside]) -> Inside:
+        """The mask under a key, made if it is not at hand. The least recently used are dropped."""
+        with self._lock:
+            found = self._kept.get(key)
+            if found is not None:
+                self._kept.move_to_end(key)
+                return found
+        made = make()
+        with self._lock:
+            self._kept[key] = made
+            while len(self._kept) * 4 * self.trie.words > self._budget and len(self._kept) > 1:
+                self._kept.popitem(last=False)
+        return made
+
+    def packed(
+        self, reading: Reading, stays: Flags, follow: frozenset[str], ends: Callable[[Ints, Ints], Flags]
+    ) -> Inside:
+        """From the places in ``trie.ids`` that stay inside, and whether a string may end at given nodes, on the way to
+        tokens at given places."""
+        past = {}
+        for char in follow:
+            at = self.trie.occurrences(char)
+            past[char] = np.flatnonzero(ends(at.node, at.place) & ~stays[at.place])
+        if stays is not reading.whole:
+            return Inside(self.trie.bits(stays), past)
+        if reading.bits is None:
+            reading.bits = self.trie.bits(stays)
+        return Inside(reading.bits, past)
+
+    def reading(self, escape: int) -> Reading:
+        """The trie read as JSON string content, from an escape state on."""
+        found = self._readings.get(escape)
+        if found is None:
+            trie = self.trie
+            following, meaning = self._tables
+            escapes = np.full(len(trie.parent), escape, np.int32)
+            decoded = np.full(len(trie.parent), _NOTHING, np.int32)
+            for begin, end in zip(trie.levels[1:], trie.levels[2:]):
+                above, char = escapes[trie.parent[begin:end]], trie.char[begin:end]
+                escapes[begin:end] = following[above, char]
+                decoded[begin:end] = meaning[above, char]
+            whole = escapes[trie.ends] != _BROKEN
+            whole[trie.cut] &= escapes[trie.ends[trie.cut]] == 0
+            found = self._readings[escape] = Reading(escapes, decoded, whole)
+        return found
+
+
+@dataclass(slots=True, eq=False)
+class Reading:
+    """The trie read as content. escapes: the escape state at each node, _BROKEN where it is no content. decoded: the
+    alphabet index of the character that ends at a node, or _NOTHING. whole: which places in ``trie.ids`` are content.
+    """
+
+    escapes: Ints
+    decoded: Ints
+    whole: Flags
+    bits: Bits | None = None
+    counts: tuple[Ints, Ints] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        more = sum(array.nbytes for array in self.counts) if self.counts else 0
+        return self.escapes.nbytes + self.decoded.nbytes + self.whole.nbytes + more
+
+    def counted(self, trie: TokenTrie) -> tuple[Ints, Ints]:
+        """How many characters begin above each node or at it; how many each id takes, _ENDLESS if it is no content."""
+        if self.counts is None:
+            nodes = np.zeros(len(trie.parent), np.int32)
+            for begin, end in zip(trie.levels[1:], trie.levels[2:]):
+                above = trie.parent[begin:end]
+                nodes[begin:end] = nodes[above] + (self.escapes[above] == 0)
+            used = nodes[trie.ends]
+            used[trie.cut] += 1
+            ids = np.full(32 * trie.words, _ENDLESS, np.int32)
+            ids[trie.ids] = np.where(self.whole, used, _ENDLESS)
+            self.counts = nodes, ids
+        return self.counts
+
+
+class RawContent:
+    """The texts of an automaton."""
+
+    def __init__(self, dfa: Dfa, index: ContentIndex) -> None:
+        self.dfa = dfa
+        self.index = index
+        self.trans = np.array(dfa.trans, np.int32).reshape(len(dfa.trans), len(dfa.cuts))
+        self.accept = np.frombuffer(bytes(dfa.accept), np.bool_)
+        self.symbol = (np.searchsorted(dfa.cuts, index.trie.alphabet, side="right") - 1).astype(np.int32)
+        unused = ~_scalar(dfa.cuts)
+        loops = ((self.trans == np.arange(len(self.trans))[:, None]) | unused).all(axis=1)
+        self.free = int(np.argmax(loops)) if loops.any() else _NOTHING
+        """The state, if there is one, in which anything may come and nothing changes."""
+        self.total = _total(self.trans, unused)
+        """bool [states]: whether every text can be read from there on."""
+
+    def start(self) -> State | None:
+        return None if self.dfa.empty else (0, 0)
+
+    def may_end(self, state: State) -> bool:
+        return bool(self.dfa.accept[state[0]])
+
+    def step(self, state: State, char: str) -> State | None:
+        target = self.dfa.step(state[0], ord(char))
+        return None if target == DEAD else (target, 0)
+
+    def admits(self, state: State, low: int, high: int) -> bool:
+        row, cuts = self.dfa.trans[state[0]], self.dfa.cuts
+        return any(target != DEAD for target in row[bisect_right(cuts, low) - 1 : bisect_right(cuts, high)])
+
+    def inside(self, state: State, follow: frozenset[str]) -> Inside:
+        return self.index.keep((self, state, follow), lambda: self._inside(state[0], follow))
+
+    def _inside(self, state: int, follow: frozenset[str]) -> Inside:
+        reached, free = self.walk(state, self.index.plain)
+        stays = self.stays(state, reached, free, self.index.plain)
+        return self.index.packed(
+            self.index.plain, stays, follow, lambda nodes, places: self.ends(reached, free, nodes, places)
+        )
+
+    def walk(self, state: int, reading: Reading) -> tuple[Ints, Flags]:
+        """The state at each node of the trie, DEAD where there is none or it is free; and the places in ``trie.ids``
+        that are free from some node on. A free node need not be looked below."""
+        trie = self.index.trie
+        reached = np.full(len(trie.parent), DEAD, np.int32)
+        opened = np.zeros(len(trie.ids) + 1, np.int32)
+        nodes = np.zeros(1, np.int32)
+        states = np.array([state], np.int32)
+        while len(nodes):
+            free = states == self.free
+            np.add.at(opened, trie.first[nodes[free]], 1)
+            np.add.at(opened, trie.last[nodes[free]], -1)
+            nodes, states = nodes[~free], states[~free]
+            reached[nodes] = states
+            begin = trie.child[nodes]
+            count = trie.child[nodes + 1] - begin
+            nodes = np.repeat(begin - np.cumsum(count) + count, count) + np.arange(count.sum(), dtype=np.int32)
+            states, read = np.repeat(states, count), reading.decoded[nodes]
+            states = np.where(read == _NOTHING, states, self.trans[states, self.symbol[read]])
+            alive = (states != DEAD) & (reading.escapes[nodes] != _BROKEN)
+            nodes, states = nodes[alive], states[alive]
+        return reached, np.cumsum(opened[:-1]) > 0
+
+    def stays(self, state: int, reached: Ints, free: Flags, reading: Reading) -> Flags:
+        """The places in ``trie.ids`` whose tokens are content of the automaton from a state on."""
+        if self.total[state]:
+            return reading.whole
+        trie = self.index.trie
+        states = reached[trie.ends]
+        alive = states != DEAD
+        alive[trie.cut] &= self._reads(states[trie.cut])
+        return (alive | free) & reading.whole
+
+    def ends(self, reached: Ints, free: Flags, nodes: Ints, places: Ints) -> Flags:
+        """Whether the string may end at nodes, on the way to tokens at places in ``trie.ids``."""
+        states = reached[nodes]
+        return np.where(states == DEAD, free[places], self.accept[states])
+
+    def _reads(self, states: Ints) -> Flags:
+        """For each of ``trie.cut``: whether its state reads one of the characters it may go on to."""
+        trie = self.index.trie
+        first = np.searchsorted(self.dfa.cuts, trie.low, side="right") - 1
+        last = np.searchsorted(self.dfa.cuts, trie.high, side="right")
+        kinds, kind = np.unique(states, return_inverse=True)
+        alive = np.zeros((len(kinds), len(self.dfa.cuts) + 1), np.int32)
+        np.cumsum(self.trans[kinds] != DEAD, axis=1, out=alive[:, 1:])
+        return alive[kind, last] > alive[kind, first]
+
+
+class JsonContent:
+    """The texts of an automaton as canonical JSON strings write them."""
+
+    def __init__(self, dfa: Dfa, index: ContentIndex) -> None:
+        self.raw = RawContent(dfa, index)
+        self.index = index
+
+    def start(self) -> State | None:
+        return self.raw.start()
+
+    def may_end(self, state: State) -> bool:
+        return state[1] == 0 and self.raw.may_end(state)
+
+    def step(self, state: State, char: str) -> State | None:
+        at, escape = state
+        code, following = read_escape(escape, char)
+        if code is not None:
+            return self.raw.step((at, 0), chr(code))
+        return (at, following) if following is not None and self._completes(at, following) else None
+
+    def admits(self, state: State, low: int, high: int) -> bool:
+        return state[1] == 0 and self.raw.admits(state, low, high)
+
+    def _completes(self, at: int, escape: int) -> bool:
+        prefix = _PREFIXES[escape]
+        return any(w.startswith(prefix) and self.raw.dfa.step(at, code) != DEAD for w, code in _ESCAPES.items())
+
+    def inside(self, state: State, follow: frozenset[str]) -> Inside:
+        return self.index.keep((self, state, follow), lambda: self._inside(*state, follow))
+
+    def _inside(self, state: int, escape: int, follow: frozenset[str]) -> Inside:
+        trie, raw, reading = self.index.trie, self.raw, self.index.reading(escape)
+        reached, free = raw.walk(state, reading)
+        stays = raw.stays(state, reached, free, reading)
+        if not raw.total[state]:
+            for place in np.flatnonzero(stays & ~free & (reading.escapes[trie.ends] != 0)).tolist():
+                node = trie.ends[place]
+                stays[place] = self._completes(int(reached[node]), int(reading.escapes[node]))
+
+        def ends(nodes: Ints, places: Ints) -> Flags:
+            return raw.ends(reached, free, nodes, places) & (reading.escapes[nodes] == 0)
+
+        return self.index.packed(reading, stays, follow, ends)
+
+
+class CountedContent:
+    """Any JSON string of ``low`` to ``high`` characters; an escape counts once."""
+
+    def __init__(self, low: int, high: int | None, index: ContentIndex) -> None:
+        self.low = low
+        self.high = high
+        self.index = index
+
+    def start(self) -> State | None:
+        return None if self.high is not None and self.high < self.low else (0, 0)
+
+    def may_end(self, state: State) -> bool:
+        return state[1] == 0 and state[0] >= self.low
+
+    def step(self, state: State, char: str) -> State | None:
+        """Counts characters, an unfinished one included; with no upper bound, only as far as the lower one."""
+        count, before = state
+        _, escape = read_escape(before, char)
+        if escape is None:
+            return None
+        if before == 0 and count == self.high:
+            return None
+        if before == 0 and (self.high is not None or count < self.low):
+            count += 1
+        return count, escape
+
+    def admits(self, state: State, low: int, high: int) -> bool:
+        return state[1] == 0 and state[0] != self.high
+
+    def inside(self, state: State, follow: frozenset[str]) -> Inside:
+        count, escape = state
+        longest = len(self.index.trie.levels)  # no token has as many characters
+        room = longest if self.high is None else min(self.high - count, longest)
+        lacking = min(max(self.low - count, 0), longest)
+        key = (CountedContent, room, lacking, escape, follow)
+        return self.index.keep(key, lambda: self._inside(room, lacking, escape, follow))
+
+    def _inside(self, room: int, lacking: int, escape: int, follow: frozenset[str]) -> Inside:
+        trie, reading = self.index.trie, self.index.reading(escape)
+        counts, used = reading.counted(trie)
+        past = {}
+        for char in follow:
+            at = trie.occurrences(char)
+            count = counts[at.node]
+            ends = (reading.escapes[at.node] == 0) & (count >= lacking) & (count <= room)
+            past[char] = np.flatnonzero(ends & (used[trie.ids[at.place]] > room))
+        return Inside(np.packbits(used <= room, bitorder="little").view(np.uint32), past)
+
+
+def _total(trans: Ints, unused: Flags) -> Flags:
+    """From which states no text is ever refused; none, for automata in which that takes long to find out."""
+    total = ((trans != DEAD) | unused).all(axis=1)
+    for _ in range(64):
+        narrower = total & (total[trans] | unused).all(axis=1)
+        if (narrower == total).all():
+            return total
+        total = narrower
+    return np.zeros(len(trans), np.bool_)
+
+
+def _scalar(cuts: list[int]) -> Flags:
+    """Which intervals hold a scalar value."""
+    highs = [*cuts[1:], END]
+    return np.array([bool(normalise([span])) for span in zip(cuts, highs)], np.bool_)
+
+
+def read_escape(escape: int, char: str) -> tuple[int | None, int | None]:
+    """One more character of JSON string content: the code point it completes, if any, and the escape state behind it;
+    (None, None) where it is not content."""
+    if escape == 0 and char != "\\":
+        return (None, None) if char < " " or char == '"' else (ord(char), 0)
+    written = _PREFIXES[escape] + char
+    code = _ESCAPES.get(written)
+    if code is not None:
+        return code, 0
+    return None, _PREFIXES.index(written) if written in _PREFIXES else None
+
+
+def _escape_tables(alphabet: Ints) -> tuple[Ints, Ints]:
+    """``read_escape`` for every escape state, the broken one too, and character of the alphabet."""
+    following = np.full((_BROKEN + 1, len(alphabet)), _BROKEN, np.int32)
+    decoded = np.full((_BROKEN + 1, len(alphabet)), _NOTHING, np.int32)
+    following[0], decoded[0] = 0, np.arange(len(alphabet))
+    place = {int(code): i for i, code in enumerate(alphabet[:128])}
+    for escape in range(_BROKEN):
+        for code in range(128):
+            whole, state = read_escape(escape, chr(code))
+            following[escape, place[code]] = _BROKEN if state is None else state
+            decoded[escape, place[code]] = _NOTHING if whole is None else place[whole]
+    return following, decoded

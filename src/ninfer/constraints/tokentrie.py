@@ -1,0 +1,174 @@
+"""The text tokens of a vocabulary as a trie of characters, laid out in arrays so that automata walk it in bulk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int32]
+Flags = npt.NDArray[np.bool_]
+Bits = npt.NDArray[np.uint32]
+
+
+class TokenTrie:
+    """Built once from the bytes of every id and which ids are text; immutable. Nodes are numbered level by level, in
+    text order; node 0 is the root.
+
+    data: the bytes of each id. texts: its whole characters, None for ids that are no text or begin inside a character.
+    tails: the bytes of the unfinished character behind them. stray: ids that begin inside a character. An id in none of
+    these is in no text.
+
+    ids, ends: text tokens in text order, and the node of each one's whole characters. cut: places in ``ids`` of tokens
+    with a tail; low, high: the code points it may become. parent, char: of each node, ``char`` as an index into
+    ``alphabet`` (code points that occur, ascending, with all of ASCII). child: [nodes + 1], where the children of each
+    node begin. first, last: the tokens below each node, as places in ``ids``. levels: where each level begins, and the
+    end.
+    """
+
+    def __init__(self, data: Sequence[bytes], is_text: Flags) -> None:
+        self.data = data
+        self.size = len(data)
+        self.words = (self.size + 31) // 32
+        self.texts: list[str | None] = [None] * self.size
+        self.tails: dict[int, bytes] = {}
+        stray = []
+        for token in np.flatnonzero(is_text).tolist():
+            try:
+                self.texts[token] = data[token].decode()
+            except UnicodeDecodeError:
+                text, tail = split_text(data[token])
+                if code_range(tail) is not None:
+                    self.texts[token], self.tails[token] = text, tail
+                elif 0x80 <= data[token][0] < 0xC0:
+                    stray.append(token)
+        self.stray = frozenset(stray)
+        known = [token for token, text in enumerate(self.texts) if text is not None]
+        known.sort(key=self.texts.__getitem__)  # type: ignore[arg-type]
+        texts = [self.texts[token] or "" for token in known]
+        codes = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32).astype(np.int32)
+        lengths = np.fromiter(map(len, texts), np.int32, len(texts))
+        self.ids = np.array(known, np.int32)
+        self.alphabet = np.union1d(codes, np.arange(128, dtype=np.int32))
+        self.ends = np.zeros(len(known), np.int32)
+        self._grow(lengths, np.searchsorted(self.alphabet, codes).astype(np.int32))
+        tails = [(place, code_range(self.tails[token])) for place, token in enumerate(known) if token in self.tails]
+        self.cut = np.array([place for place, _ in tails], np.int32)
+        spans = np.array([span for _, span in tails], np.int32).reshape(-1, 2)
+        self.low, self.high = spans[:, 0], spans[:, 1]
+        self._occurrences: dict[str, Occurrences] = {}
+
+    def _grow(self, lengths: Ints, chars: Ints) -> None:
+        parents, codes, firsts, lasts, self.levels = [], [], [], [], [0]
+        for parent, char, first, last, place, node in _levels(lengths, chars):
+            base = self.levels[-1]
+            parents.append(parent)
+            codes.append(char)
+            firsts.append(first)
+            lasts.append(last)
+            self.ends[place] = base + node
+            self.levels.append(base + len(parent))
+        bases = [0, 0, *self.levels[1:]]
+        self.parent = np.concatenate([parent + base for parent, base in zip(parents, bases)])
+        self.char, self.first, self.last = map(np.concatenate, (codes, firsts, lasts))
+        nodes = np.arange(1, self.levels[-1] + 1, dtype=np.int32)
+        self.child = np.append(1, 1 + np.searchsorted(self.parent[1:], nodes)).astype(np.int32)
+
+    @property
+    def nbytes(self) -> int:
+        """About what it holds, bytes."""
+        arrays = (self.ids, self.ends, self.parent, self.char, self.child, self.first, self.last)
+        return sum(array.nbytes for array in arrays) + sum(49 + len(text) for text in self.texts if text is not None)
+
+    def bits(self, flags: Flags) -> Bits:
+        """A mask from a flag for each of ``ids``."""
+        whole = np.zeros(32 * self.words, np.bool_)
+        whole[self.ids] = flags
+        return np.packbits(whole, bitorder="little").view(np.uint32)
+
+    def occurrences(self, char: str) -> Occurrences:
+        """Where tokens have a character behind their first one."""
+        found = self._occurrences.get(char)
+        if found is None:
+            found = self._occurrences[char] = Occurrences.of(self, char)
+        return found
+
+    def find(self, text: str) -> int:
+        """The node of a text that begins some token."""
+        node = 0
+        for char in text:
+            begin, end = self.child[node], self.child[node + 1]
+            code = np.searchsorted(self.alphabet, ord(char))
+            node = int(begin + np.searchsorted(self.char[begin:end], code))
+        return node
+
+
+@dataclass(frozen=True, slots=True)
+class Occurrences:
+    """Places of one character: in which token (``place`` in ids), the ``node`` before it, and which of ``endings``
+    (the text from the character on, and the unfinished character behind it) follows."""
+
+    place: Ints
+    node: Ints
+    ending: Ints
+    endings: tuple[tuple[str, bytes], ...]
+
+    @classmethod
+    def of(cls, trie: TokenTrie, char: str) -> Occurrences:
+        found = []
+        endings: dict[tuple[str, bytes], int] = {}
+        for place, token in enumerate(trie.ids.tolist()):
+            text = trie.texts[token] or ""
+            at = text.find(char, 1)
+            while at > 0:
+                key = text[at:], trie.tails.get(token, b"")
+                found.append((place, trie.find(text[:at]), endings.setdefault(key, len(endings))))
+                at = text.find(char, at + 1)
+        table = np.array(found, np.int32).reshape(-1, 3)
+        return cls(table[:, 0], table[:, 1], table[:, 2], tuple(endings))
+
+
+def _levels(lengths: Ints, chars: Ints) -> Iterator[tuple[Ints, Ints, Ints, Ints, Ints, Ints]]:
+    """For each depth: parent (within the level above), char, first and last token of each node; then the tokens that
+    reach this depth, and their nodes (within the level)."""
+    begins = np.cumsum(lengths) - lengths
+    place = np.arange(len(lengths), dtype=np.int32)
+    node = np.zeros(len(lengths), np.int32)
+    root = np.zeros(1, np.int32)
+    yield root, root, root, np.array([len(lengths)], np.int32), place, node
+    for depth in range(int(lengths.max(initial=0))):
+        keep = lengths[place] > depth
+        place, above = place[keep], node[keep]
+        char = chars[begins[place] + depth]
+        new = np.ones(len(place), np.bool_)
+        new[1:] = (char[1:] != char[:-1]) | (above[1:] != above[:-1])
+        starts = np.flatnonzero(new)
+        node = (np.cumsum(new) - 1).astype(np.int32)
+        yield above[starts], char[starts], place[starts], place[np.append(starts[1:], len(place)) - 1] + 1, place, node
+
+
+def split_text(data: bytes) -> tuple[str, bytes]:
+    """Whole characters, and the rest from the first byte that is not one."""
+    try:
+        return data.decode(), b""
+    except UnicodeDecodeError as error:
+        return data[: error.start].decode(), data[error.start :]
+
+
+def code_range(tail: bytes) -> tuple[int, int] | None:
+    """First and last code point of the characters that begin with these bytes; None when none does."""
+    low = _finished(tail, b"\x80\x90\xa0", b"\x80")
+    high = _finished(tail, b"\xbf\x9f\x8f", b"\xbf")
+    return None if low is None or high is None else (low, high)
+
+
+def _finished(tail: bytes, nexts: bytes, rest: bytes) -> int | None:
+    for byte in nexts:
+        for more in range(3):
+            try:
+                return ord((tail + bytes([byte]) + rest * more).decode())
+            except (UnicodeDecodeError, TypeError):
+                continue
+    return None
