@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ninfer import native
 from ninfer._cpu import kernel
 from ninfer._cpu.kernels import rows
 
@@ -55,11 +56,11 @@ def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path: Path) -> None
 
 def test_the_folder_names_everything_the_code_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
     module = "ninfer._cpu.kernels.rows"
-    kernel.source_key.cache_clear()
-    before = kernel.source_key(module)
-    monkeypatch.setattr(kernel, "_machine", lambda: "another machine")
-    kernel.source_key.cache_clear()
-    assert kernel.source_key(module) != before
+    native.source_key.cache_clear()
+    before = native.source_key(module)
+    monkeypatch.setattr(native, "_machine", lambda: "another machine")
+    native.source_key.cache_clear()
+    assert native.source_key(module) != before
     monkeypatch.undo()
     real = Path.read_bytes
 
@@ -67,18 +68,18 @@ def test_the_folder_names_everything_the_code_depends_on(monkeypatch: pytest.Mon
         return real(path) + (b"\n" if path.name == "simd.py" else b"")
 
     monkeypatch.setattr(Path, "read_bytes", read)
-    kernel.source_key.cache_clear()
-    assert kernel.source_key(module) != before, "a module that the kernel's module imports"
+    native.source_key.cache_clear()
+    assert native.source_key(module) != before, "a module that the kernel's module imports"
     monkeypatch.undo()
 
     def other(path: Path) -> bytes:
         return real(path) + (b"\n" if path.name in ("gdn.py", "ops.py") else b"")
 
     monkeypatch.setattr(Path, "read_bytes", other)
-    kernel.source_key.cache_clear()
-    assert kernel.source_key(module) == before, "a module it does not import"
+    native.source_key.cache_clear()
+    assert native.source_key(module) == before, "a module it does not import"
     monkeypatch.undo()
-    kernel.source_key.cache_clear()
+    native.source_key.cache_clear()
     assert rows.zero.name == "zero"
 
 

@@ -13,11 +13,13 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
+from ninfer.native import jit
+
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _INFINITY = np.uint32(0x7F800000)
 _TASK = 16  # rows one thread takes at a time
-_jit = nb.njit(cache=True, error_model="numpy", nogil=True)
-_parallel = nb.njit(cache=True, error_model="numpy", parallel=True)
+_jit = jit(error_model="numpy", nogil=True)
+_parallel = jit(error_model="numpy", parallel=True)
 
 
 @_jit

@@ -6,8 +6,10 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
+from ninfer.native import jit
+
 _PIECE = 1 << 16
-_parallel = nb.njit(cache=True, parallel=True)
+_parallel = jit(parallel=True)
 
 
 @_parallel

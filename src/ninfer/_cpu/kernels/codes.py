@@ -13,7 +13,6 @@ from typing import Any
 
 from llvmlite import ir
 
-from ninfer._cpu.kernel import cpu_features
 from ninfer._cpu.kernels.lanes import (
     LANES,
     VF,
@@ -30,6 +29,7 @@ from ninfer._cpu.kernels.lanes import (
     splat,
     widen_bf16,
 )
+from ninfer.native import cpu_features
 
 WIDE = "+avx512f" in cpu_features()
 """Whether sixteen lanes are one register, of which there are 32."""

@@ -1,0 +1,68 @@
+"""Functions compiled once per machine, wherever the package is installed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ninfer.native import DiskCache
+
+MODULE = """
+from ninfer.native import jit
+
+@jit(nogil=True)
+def double(x):
+    return 2 * x
+
+if __name__ != "__main__":
+    print(double(21), sum(double.stats.cache_hits.values()))
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    (tmp_path / "kept.py").write_text(MODULE)
+
+    def run(folder: Path) -> str:
+        path = os.pathsep.join([str(tmp_path), *sys.path])
+        environment = {**os.environ, "NINFER_CACHE_DIR": str(folder), "PYTHONPATH": path}
+        command = [sys.executable, "-c", "import kept"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    return run
+
+
+def test_code_is_compiled_once(run, tmp_path):
+    assert run(tmp_path / "cache") == "42 0"
+    assert run(tmp_path / "cache") == "42 1"
+    for file in (tmp_path / "cache").rglob("double.*"):
+        file.write_bytes(b"damaged")
+    assert run(tmp_path / "cache") == "42 0"
+    assert run(tmp_path / "cache") == "42 1"
+
+
+def test_other_source_is_other_code(run, tmp_path):
+    assert run(tmp_path / "cache") == "42 0"
+    (tmp_path / "kept.py").write_text(MODULE.replace("2 * x", "x + x"))
+    assert run(tmp_path / "cache") == "42 0"
+
+
+def test_without_a_place_to_keep_it_code_is_compiled_each_time(run, tmp_path):
+    (tmp_path / "file").write_text("where the folder should be")
+    assert run(tmp_path / "file") == "42 0"
+    assert run(tmp_path / "file") == "42 0"
+
+
+def test_encoders_are_kept():
+    """Numba would keep them beside the source, and refuse an installation where neither that nor a home is writable."""
+    from ninfer.artifact import _encoders
+    from ninfer.convert import _words
+
+    functions = [f for module in (_encoders, _words) for f in vars(module).values() if hasattr(f, "py_func")]
+    assert len(functions) > 8
+    assert all(isinstance(function._cache, DiskCache) for function in functions)
