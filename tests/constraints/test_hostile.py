@@ -16,7 +16,8 @@ HEAVY = (
     "schema: wide below deep", "schema: schemas below deep", "schema: enum of numbers", "schema: enum against a union",
     "schema: patterns of names", "schema: a long repetition", "schema: denied numbers", "schema: many open objects",
     "schema: unproductive chain", "schema: many properties", "schema: length and pattern",
-    "schema: exponential subsets",
+    "schema: exponential subsets", "schema: prefixes against prefixes", "schema: enums against enums",
+    "schema: objects of many names, often",
     "regex: alternatives", "grammar: chain", "grammar: long alternatives",
 )  # fmt: skip
 SCRIPT = """

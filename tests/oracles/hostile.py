@@ -54,6 +54,18 @@ SCHEMAS: dict[str, Any] = {
     "enum of numbers": lambda: {"enum": list(range(120_000))},
     "enum against a union": lambda: {"enum": list(range(60_000)), "anyOf": [{"minimum": i} for i in range(2000)]},
     "enums in oneOf": lambda: {"oneOf": [{"enum": list(range(i, i + 300))} for i in range(0, 30_000, 300)]},
+    "enums against enums": lambda: {
+        "$ref": "#/$defs/u", "anyOf": [{"$ref": "#/$defs/u"}],
+        "$defs": {"u": {"anyOf": [{"enum": [i + j * 7 for j in range(900)]} for i in range(120)]}},
+    },
+    "prefixes against prefixes": lambda: {
+        "allOf": [{"$ref": "#/$defs/u"}, {"$ref": "#/$defs/u", "maxItems": 10**6}], "type": "array",
+        "$defs": {"u": {"anyOf": [{"type": "array", "prefixItems": [{"minimum": i}] * 350} for i in range(110)]}},
+    },
+    "objects of many names, often": lambda: {
+        "properties": {f"name{i}": INT for i in range(5000)},
+        "anyOf": [{"type": "object", "properties": {f"name{i}": {"minimum": i}}} for i in range(2000)],
+    },
     "consts in oneOf": lambda: {"oneOf": [{"const": i} for i in range(20_000)]},
     "objects in oneOf": lambda: {
         "oneOf": [{"properties": {"k": {"const": i}, "v": {"minimum": i}}, "required": ["k"]} for i in range(3000)]

@@ -53,7 +53,17 @@ def validator(schema: Any) -> Any:
 
 def sample(grammar: Grammar, random: Random, size: int = 60) -> str:
     """A text of the grammar; once ``size`` choices were made the shortest way out is taken."""
+    return next(samples(grammar, random, size))
+
+
+def samples(grammar: Grammar, random: Random, size: int = 60) -> Iterator[str]:
+    """Texts of the grammar without end."""
     heights = _heights(grammar)
+    while True:
+        yield _sample(grammar, heights, random, size)
+
+
+def _sample(grammar: Grammar, heights: dict[str, int], random: Random, size: int) -> str:
     out: list[str] = []
     left = size
     stack: list[Node] = [Ref(grammar.root)]

@@ -153,12 +153,12 @@ class Keyed:
 
 @dataclass(frozen=True, slots=True)
 class Opaque:
-    """Values of one type that satisfy a claim which no branch can express, and other branches of the type."""
+    """Values of one type that satisfy a claim no branch can express, and belong to the branch ``inside`` if given."""
 
     kind: str
     claim: Claim
     keyword: str
-    others: tuple[Typed, ...] = ()
+    inside: Typed | None = None
 
 
 Typed = Numeric | Textual | Listed | Keyed | Opaque
@@ -170,7 +170,8 @@ def met(a: Typed, b: Typed) -> Typed | None:
     if a.kind != b.kind:
         return None
     if isinstance(a, Opaque):
-        return Opaque(a.kind, a.claim, a.keyword, (*a.others, b))
+        inside = b if a.inside is None else met(a.inside, b)
+        return None if inside is None else Opaque(a.kind, a.claim, a.keyword, inside)
     if isinstance(b, Opaque):
         return met(b, a)
     merged: Numeric | Textual | Listed | Keyed

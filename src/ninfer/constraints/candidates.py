@@ -25,6 +25,15 @@ class Candidates:
         self.automata = automata
         self.work = work
         self._own: dict[Schema, dict[str, Branch]] = {}
+        self._keys: dict[Json, str] = {}
+
+    def key(self, value: Json) -> str:
+        """What makes values equal, computed once for each."""
+        found = self._keys.get(value)
+        if found is None:
+            found = self._keys[value] = key(value)
+            self.work.spend(10 + len(found))
+        return found
 
     def own(self, schema: Schema) -> dict[str, Branch]:
         """The schema's own assertions, by type."""
@@ -66,7 +75,7 @@ class Candidates:
             return False
         given = schema.keywords
         for keyword in ("const", "enum"):
-            if keyword in given and key(value) not in given[keyword]:
+            if keyword in given and self.key(value) not in given[keyword]:
                 return False
         for part in given.get("allOf", ()):
             if not (yield self._schema(value, part)):
@@ -106,9 +115,8 @@ class Candidates:
             return (yield self._items(value.value, branch))
         if isinstance(branch, Keyed):
             return (yield self._members(value.value, branch))
-        for other in branch.others:
-            if not (yield self._member(value, other)):
-                return False
+        if branch.inside is not None and not (yield self._member(value, branch.inside)):
+            return False
         return (yield self._all(value, (branch.claim,)))
 
     def _text(self, text: str, branch: Textual) -> bool:
@@ -120,7 +128,7 @@ class Candidates:
     def _items(self, items: tuple[Json, ...], branch: Listed) -> Question:
         if len(items) < branch.low or (branch.high is not None and len(items) > branch.high):
             return False
-        if branch.unique and len({key(item) for item in items}) < len(items):
+        if branch.unique and len({self.key(item) for item in items}) < len(items):
             return False
         for index, item in enumerate(items):
             if not (yield self._all(item, branch.item(index))):
@@ -140,7 +148,7 @@ class Candidates:
 
     def about(self, names: Names, name: str) -> Claims:
         """What one schema says about the member of a name."""
-        self.work.spend(1 + len(names.patterns))
+        self.work.spend(6 + len(names.patterns))
         matched = [claims for text, claims in names.patterns if self.automata.matches(text, name)]
         if name in names.declared:
             matched.insert(0, names.declared[name])

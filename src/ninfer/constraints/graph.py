@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ninfer.constraints.branches import Branch, Claims, Keyed, Listed
+from ninfer.constraints.exclusive import check_exclusive
 from ninfer.constraints.objects import Fields, settle
 from ninfer.constraints.reduce import Reducer
 from ninfer.errors import UnsatisfiableSchema
@@ -28,7 +29,7 @@ class Graph:
                 settled = [settle(b, reducer.candidates) if isinstance(b, Keyed) else b for b in branches]
                 self.nodes[claims] = tuple(settled)
                 pending.extend(c for b in settled for c in _inside(b))
-        reducer.check_exclusive()
+        check_exclusive(reducer)
         self.productive = self._productive()
         if root not in self.productive:
             raise UnsatisfiableSchema("no value satisfies the schema", pointer=self._blame())

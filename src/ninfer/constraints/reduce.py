@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ninfer.constraints.assertions import ANYTHING
-from ninfer.constraints.branches import Branch, Claim, Claims, Finite, Keyed, Listed, Names, Textual, Typed, both, met
+from ninfer.constraints.branches import Branch, Claim, Claims, Finite, Keyed, Listed, Names, Textual, met
 from ninfer.constraints.candidates import Candidates
 from ninfer.constraints.denials import absent, denied
 from ninfer.constraints.limits import MAX_INTERSECTIONS, Work
-from ninfer.constraints.literals import key
 from ninfer.constraints.schema import Schema
 from ninfer.constraints.source import Json
 from ninfer.constraints.strings import Automata
-from ninfer.errors import ConstraintLimit, UnsupportedSchema
+from ninfer.errors import ConstraintLimit
 
 Branches = tuple[Branch, ...]
 _ANYTHING: Branches = tuple(ANYTHING.values())
@@ -33,7 +32,8 @@ class Reducer:
         self.intersections = 0
         self._expanded: dict[Claim, Branches] = {}
         self._reduced: dict[Claims, Branches] = {(): _ANYTHING}
-        self._exclusive: list[tuple[Schema, list[Branches]]] = []
+        self.alternatives: list[tuple[Schema, list[Branches]]] = []
+        """Every ``oneOf`` expanded so far, with the branches of each alternative."""
 
     def reduce(self, claims: Claims) -> Branches:
         """Branches whose union is the values that satisfy all claims, without those that have no value by their own
@@ -66,23 +66,23 @@ class Reducer:
                 self.intersections += 1
                 if self.intersections > MAX_INTERSECTIONS:
                     raise ConstraintLimit(f"more than {MAX_INTERSECTIONS} intersections", limit="intersections")
-                self.work.spend(20)
-                branch = self._met(x, y)
+                self.work.spend(20 + _weight(x) + _weight(y))
+                branch = self.pair(x, y)
                 if branch is not None:
                     met_branches[branch] = None
         return tuple(met_branches)
 
-    def _met(self, x: Branch, y: Branch) -> Branch | None:
+    def pair(self, x: Branch, y: Branch) -> Branch | None:
+        """The values of two branches; None when their assertions leave none."""
         if isinstance(x, Finite):
             values = x.values
             if isinstance(y, Finite):
-                known = {key(v) for v in y.values}
-                self.work.spend(len(values) + len(known))
-                values = tuple(v for v in values if key(v) in known)
+                known = {self.candidates.key(v) for v in y.values}
+                values = tuple(v for v in values if self.candidates.key(v) in known)
             else:
                 values = tuple(v for v in values if self.candidates.member(v, y))
             return Finite(values) if values else None
-        return self._met(y, x) if isinstance(y, Finite) else met(x, y)
+        return self.pair(y, x) if isinstance(y, Finite) else met(x, y)
 
     # -- the keywords that apply schemas to the same value
 
@@ -132,7 +132,7 @@ class Reducer:
                     branches = self.meet(branches, _dependent(name, others))
         if "oneOf" in given:
             parts = [self.meet(branches, self._expanded[Claim(part)]) for part in given["oneOf"]]
-            self._exclusive.append((schema, parts))
+            self.alternatives.append((schema, parts))
             branches = tuple(dict.fromkeys(b for part in parts for b in part))
         return branches
 
@@ -154,7 +154,7 @@ class Reducer:
             elif keyword == "if":
                 branches += self._conditional(schema, False)
         if "oneOf" in given:  # with exclusive alternatives only a value of none violates it
-            self._exclusive.append((schema, [self._expanded[Claim(part)] for part in given["oneOf"]]))
+            self.alternatives.append((schema, [self._expanded[Claim(part)] for part in given["oneOf"]]))
         return tuple(dict.fromkeys(branches))
 
     def _conditional(self, schema: Schema, holds: bool) -> Branches:
@@ -169,80 +169,16 @@ class Reducer:
             branches += result
         return tuple(dict.fromkeys(branches))
 
-    # -- oneOf
 
-    def check_exclusive(self) -> None:
-        """Prove that the alternatives of every ``oneOf`` met so far exclude one another, or refuse it."""
-        while self._exclusive:
-            schema, parts = self._exclusive.pop()
-            by_kind: dict[str, list[tuple[int, Typed]]] = {}
-            owner: dict[str, int] = {}
-            for index, branches in enumerate(parts):
-                for branch in branches:
-                    if not isinstance(branch, Finite):
-                        by_kind.setdefault(branch.kind, []).append((index, branch))
-                        continue
-                    for value in branch.values:
-                        if owner.setdefault(key(value), index) != index:
-                            self._overlap(schema, owner[key(value)], index)
-            for index, branches in enumerate(parts):
-                for branch in branches:
-                    if isinstance(branch, Finite):
-                        for value in branch.values:
-                            for other, typed in by_kind.get(value.kind, ()):
-                                if other != index and self.candidates.member(value, typed):
-                                    self._overlap(schema, min(other, index), max(other, index))
-            for alternatives in by_kind.values():
-                self._check_typed(schema, alternatives)
-
-    def _check_typed(self, schema: Schema, alternatives: list[tuple[int, Typed]]) -> None:
-        """Alternatives of one type: a discriminator tells all apart at once, or each pair must exclude itself."""
-        if all(isinstance(branch, Keyed) for _, branch in alternatives) and self._discriminated(alternatives):
-            return
-        for at, (i, a) in enumerate(alternatives):
-            for j, b in alternatives[:at]:
-                self.work.spend(50)
-                if i != j and not self._disjoint(a, b):
-                    self._overlap(schema, j, i)
-
-    def _discriminated(self, alternatives: list[tuple[int, Typed]]) -> bool:
-        """Whether a member required by all has, in each, its own finite set of values."""
-        objects = [branch for _, branch in alternatives if isinstance(branch, Keyed)]
-        for name, _ in objects[0].required:
-            owner: dict[str, int] = {}
-            for index, branch in alternatives:
-                assert isinstance(branch, Keyed)
-                values = self.reduce(self._about(branch, name)) if name in dict(branch.required) else _ANYTHING
-                if not all(isinstance(v, Finite) for v in values):
-                    break
-                keys = {key(v) for finite in values if isinstance(finite, Finite) for v in finite.values}
-                if any(owner.setdefault(k, index) != index for k in keys):
-                    break
-            else:
-                return True
-        return False
-
-    def _disjoint(self, a: Typed, b: Typed) -> bool:
-        """Whether no value belongs to both, as far as their assertions and required members or items tell."""
-        both_hold = self._met(a, b)
-        if both_hold is None or self.vacant(both_hold):
-            return True
-        if isinstance(both_hold, Keyed):
-            return any(not self.reduce(self._about(both_hold, name)) for name, _ in both_hold.required)
-        if isinstance(both_hold, Listed):
-            positions = min(both_hold.low, len(both_hold.prefix) + 1)
-            return any(not self.reduce(both_hold.item(i)) for i in range(positions))
-        return False
-
-    def _about(self, branch: Keyed, name: str) -> Claims:
-        return both(*(self.candidates.about(names, name) for names in branch.names))
-
-    def _overlap(self, schema: Schema, i: int, j: int) -> None:
-        parts = schema.keywords["oneOf"]
-        raise UnsupportedSchema(
-            "the alternatives of 'oneOf' could not be proven to exclude one another; use 'anyOf' where any may hold",
-            pointer=schema.at("oneOf"), keyword="oneOf", related=(parts[i].pointer, parts[j].pointer),
-        )  # fmt: skip
+def _weight(branch: Branch) -> int:
+    """How many parts an intersection looks at."""
+    if isinstance(branch, Finite):
+        return len(branch.values)
+    if isinstance(branch, Listed):
+        return 4 * len(branch.prefix)
+    if isinstance(branch, Keyed):
+        return len(branch.names) + len(branch.required)
+    return len(branch.texts) + len(branch.banned) if isinstance(branch, Textual) else 0
 
 
 def _applied(claim: Claim) -> Iterable[Claim]:

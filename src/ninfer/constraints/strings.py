@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from ninfer.constraints.automata import Dfa
 from ninfer.constraints.branches import Text, Textual
 from ninfer.constraints.formats import FORMATS
@@ -51,7 +53,7 @@ class Automata:
         """The strings of a branch that do not contain ``without`` (when it is not empty)."""
         found = self._products.get((branch, without))
         if found is None:
-            with placed(branch.texts[0].place.pointer if branch.texts else ""):
+            with placed(branch.texts[0].place.pointer) if branch.texts else nullcontext():
                 found = self._products[branch, without] = self._product(branch, without)
         return found
 
