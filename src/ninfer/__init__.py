@@ -40,7 +40,7 @@ from ninfer.errors import (
 )
 from ninfer.handle import GenerationHandle
 from ninfer.inputs import Chat, Message, TextPrompt, TokenPrompt, Tool
-from ninfer.options import EngineOptions, RequestOptions, SamplingParams
+from ninfer.options import EngineOptions, RequestOptions, SamplingParams, ToolChoice
 from ninfer.results import (
     ConstraintReport,
     Delta,
@@ -108,6 +108,7 @@ __all__ = [
     "Tool",
     "ToolCall",
     "ToolCallEvent",
+    "ToolChoice",
     "ToolContractError",
     "UnsatisfiableSchema",
     "UnsupportedSchema",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import attrs
@@ -120,6 +120,45 @@ class Constraint(Protocol):
     def check(self) -> None: ...
 
 
+def _names(value: Any) -> Any:
+    return value if value is None or isinstance(value, str) or not isinstance(value, Iterable) else tuple(value)
+
+
+def _allowed(_: Any, attribute: Any, value: Any) -> None:
+    if value is not None and not (isinstance(value, tuple) and all(isinstance(name, str) for name in value)):
+        raise _refuse(f"expected a sequence of tool names, got {value!r}", attribute.name)
+
+
+@attrs.frozen(kw_only=True)
+class ToolChoice:
+    """Whether and which declared tools an answer calls.
+
+    mode: "auto" (text, calls, or text and then calls), "required" (calls only, at least one) or "none" (text only; the
+    declarations stay in the prompt). allowed_names: the tools that may be called, default all. parallel: more than one
+    call. constraints: "basic" holds every answer of a prompt with tools to the form of calls and to declared names;
+    "automatic" only where something asks for it: a strict tool, a JSON constraint, or any other field here.
+    """
+
+    mode: str = attrs.field(default="auto", validator=_choice("auto", "required", "none"))
+    allowed_names: tuple[str, ...] | None = attrs.field(default=None, converter=_names, validator=_allowed)
+    parallel: bool = attrs.field(default=True, validator=_boolean)
+    constraints: str = attrs.field(default="basic", validator=_choice("basic", "automatic"))
+
+
+def _as_choice(value: Any) -> Any:
+    """A ToolChoice from "auto", "required", "none", or the one tool to call."""
+    if not isinstance(value, str):
+        return value
+    if value in ("auto", "required", "none"):
+        return ToolChoice(mode=value)
+    return ToolChoice(mode="required", allowed_names=(value,), parallel=False)
+
+
+def _tool_choice(_: Any, attribute: Any, value: Any) -> None:
+    if not isinstance(value, ToolChoice):
+        raise _refuse(f"expected a ToolChoice or a string, got {value!r}", attribute.name)
+
+
 def _constraint(_: Any, attribute: Any, value: Any) -> None:
     if value is not None and not isinstance(value, Constraint):
         raise _refuse(f"expected an OutputConstraint, got {value!r}", attribute.name)
@@ -198,9 +237,9 @@ class RequestOptions:
     stop_token_ids: further ids that end the request. ignore_eos: do not end at the model's own stop ids.
     thinking_stop: let stop strings also end the thinking channel. thinking_budget: tokens of thinking before the
     canonical close is forced, >= 0. constraint: an OutputConstraint that the content must satisfy; with one, only the
-    model's own stop ids end the answer, so stop, stop_token_ids and ignore_eos are refused. timeout: seconds for the
-    whole request. logprobs: ``None``, or 0..20 alternatives beside each emitted token. metadata: kept with the handle,
-    never read.
+    model's own stop ids end the answer, so stop, stop_token_ids and ignore_eos are refused. tool_choice: ToolChoice,
+    or "auto", "required", "none" or a tool's name. timeout: seconds for the whole request. logprobs: ``None``, or 0..20
+    alternatives beside each emitted token. metadata: kept with the handle, never read.
     """
 
     max_tokens: int | None = attrs.field(default=None, validator=_integer(0, optional=True))
@@ -211,6 +250,7 @@ class RequestOptions:
     thinking_stop: bool = attrs.field(default=False, validator=_boolean)
     thinking_budget: int | None = attrs.field(default=None, validator=_integer(0, optional=True))
     constraint: Constraint | None = attrs.field(default=None, validator=_constraint)
+    tool_choice: ToolChoice = attrs.field(default=ToolChoice(), converter=_as_choice, validator=_tool_choice)
     timeout: float | None = attrs.field(default=None, validator=_real(0.0, math.inf, open_low=True, optional=True))
     logprobs: int | None = attrs.field(default=None, validator=_integer(0, 20, optional=True))
     metadata: Mapping[str, Any] | None = attrs.field(default=None, validator=_metadata)

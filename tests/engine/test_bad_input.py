@@ -10,9 +10,7 @@ import ninfer
 from ninfer import Chat, TokenPrompt
 
 
-@pytest.mark.parametrize(
-    "name", ["temperature", "cache", "session", "tool_choice", "pause", "update_session", "unknown"]
-)
+@pytest.mark.parametrize("name", ["temperature", "cache", "session", "pause", "update_session", "unknown"])
 def test_an_unknown_keyword_is_a_type_error(world, name):
     w = world()
     calls = [w.engine.submit, w.engine.generate, w.engine.stream, w.engine.generate_iter]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ninfer.frontend.decoder import Decoder
 from ninfer.frontend.envelope import Envelope, RawCall
+from ninfer.frontend.tool_contract import ToolContract
 from ninfer.inputs import Tool
 
 TOOLS = (
@@ -21,7 +22,9 @@ TOOLS = (
 
 
 def decoder(*, thinking=False, tools=(), stops=(), stop_in_thinking=False) -> Decoder:
-    return Decoder(Envelope(tools) if tools else None, tuple(stops), stop_in_thinking, thinking)
+    return Decoder(
+        Envelope([ToolContract.lenient(t) for t in tools]) if tools else None, tuple(stops), stop_in_thinking, thinking
+    )
 
 
 def merged(pieces) -> list:

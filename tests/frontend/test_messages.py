@@ -194,8 +194,6 @@ def test_forms_of_a_declaration():
         ([Tool(name="a>b")], ToolContractError, "tools[0]"),
         ([Tool(name="a\nb")], ToolContractError, "tools[0]"),
         ([Tool(name="a" * 257)], ToolContractError, "tools[0]"),
-        ([Tool(name="f", strict=True)], ToolContractError, "tools[0]"),
-        ([mapping(strict=True)], ToolContractError, "tools[0]"),
         ([mapping(parameters=[1])], ToolContractError, "tools[0]"),
         ([mapping(parameters=[])], ToolContractError, "tools[0]"),
         ([mapping(parameters={"properties": ["x"]})], ToolContractError, "tools[0]"),

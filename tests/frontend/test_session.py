@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from ninfer.errors import InvalidRequest, InvariantError
 from ninfer.frontend import Frontend, OutputSession, Preview
 from ninfer.inputs import Chat, TextPrompt, Tool
-from ninfer.options import RequestOptions
+from ninfer.options import RequestOptions, ToolChoice
 from ninfer.results import Delta, TokenLogprob, ToolCallEvent
 
 USER = {"role": "user", "content": "Where is Ada?"}
@@ -20,6 +20,9 @@ TOOLS = [Tool(name="find", parameters={"properties": {"who": {"type": "string"},
 BODY = "<parameter=who>\nAda\n</parameter>\n<parameter=n>\n2\n</parameter>\n"
 CALL = f"<tool_call>\n<function=find>\n{BODY}</function>\n</tool_call>"
 EOS = "<|im_end|>"
+
+FREE = ToolChoice(constraints="automatic")
+"""Calls are looked for in free text."""
 
 
 def encode(frontend: Frontend, text: str) -> list[int]:
@@ -29,7 +32,8 @@ def encode(frontend: Frontend, text: str) -> list[int]:
 def session(frontend: Frontend, prompt=None, *, max_tokens: int = 1000, **options) -> OutputSession:
     if prompt is None:
         prompt = frontend.prepare(Chat([USER], thinking=True))
-    return frontend.output_session(prompt, RequestOptions(**options), max_tokens=max_tokens)
+    chosen = RequestOptions(tool_choice=FREE, **options)
+    return frontend.output_session(prompt, chosen, max_tokens=max_tokens)
 
 
 def step(s: OutputSession, tokens) -> tuple[Preview, list]:
@@ -501,7 +505,7 @@ class SessionMachine(RuleBasedStateMachine):
         limit=st.integers(1, 60), in_thinking=st.booleans(),
     )  # fmt: skip
     def start(self, prompt, stop, budget, limit, in_thinking):
-        self.options = RequestOptions(stop=stop, thinking_budget=budget, thinking_stop=in_thinking)
+        self.options = RequestOptions(stop=stop, thinking_budget=budget, thinking_stop=in_thinking, tool_choice=FREE)
         self.prompt, self.limit = self.prompts[prompt], limit
         self.session = self.fresh()
         self.committed: list[tuple[str, list[int]]] = []

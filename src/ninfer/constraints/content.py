@@ -195,7 +195,7 @@ class RawContent:
         return any(target != DEAD for target in row[bisect_right(cuts, low) - 1 : bisect_right(cuts, high)])
 
     def inside(self, state: State, follow: frozenset[str]) -> Inside:
-        return self.index.keep((self, state, follow), lambda: self._inside(state[0], follow))
+        return self.index.keep((self.dfa, state, follow), lambda: self._inside(state[0], follow))
 
     def _inside(self, state: int, follow: frozenset[str]) -> Inside:
         reached, free = self.walk(state, self.index.plain)
@@ -281,7 +281,7 @@ class JsonContent:
         return any(w.startswith(prefix) and self.raw.dfa.step(at, code) != DEAD for w, code in _ESCAPES.items())
 
     def inside(self, state: State, follow: frozenset[str]) -> Inside:
-        return self.index.keep((self, state, follow), lambda: self._inside(*state, follow))
+        return self.index.keep((self.raw.dfa, "json", state, follow), lambda: self._inside(*state, follow))
 
     def _inside(self, state: int, escape: int, follow: frozenset[str]) -> Inside:
         trie, raw, reading = self.index.trie, self.raw, self.index.reading(escape)

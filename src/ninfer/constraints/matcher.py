@@ -77,9 +77,16 @@ class Matcher:
 
         Raises ConstraintPrefix for text the language has no use for, ConstraintError when no token can come first.
         """
-        if prefix and not self._parser.accept_bytes(prefix):
-            offset = next(i for i in range(len(prefix)) if not self._parser.accept_bytes(prefix[i : i + 1]))
-            raise ConstraintPrefix("the constraint cannot continue the given text", offset=offset)
+        at = 0
+        while at < len(prefix):
+            for token, marker in self._index.classes.phase.items():
+                if prefix.startswith(marker, at) and self._parser.accept(token):
+                    at += len(marker)
+                    break
+            else:
+                if not self._parser.accept_bytes(prefix[at : at + 1]):
+                    raise ConstraintPrefix("the constraint cannot continue the given text", offset=at)
+                at += 1
         self.complete = self._parser.complete
         if self._fill() is SlotStatus.DEAD_END:
             raise ConstraintError("no token of the vocabulary can come first", kind="dead_start")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 
 from ninfer.frontend.envelope import SPACE, Envelope, RawCall, Scan, partial_match
-from ninfer.frontend.protocol import THINK_CLOSE
+from ninfer.frontend.protocol import CALL_OPEN, THINK_CLOSE
 from ninfer.frontend.tokenizer import decode_utf8
 from ninfer.results import Channel
 
@@ -31,6 +31,10 @@ class Decoder:
     stop_in_thinking: bool
     thinking: bool
     exact: bool = False
+    either: bool = False
+    """The content is calls or something else entirely; its first character decides."""
+    called: bool = False
+    """A call has begun."""
     stopped: bool = False
     _bytes: bytes = attrs.field(default=b"", init=False)
     _close: str = attrs.field(default="", init=False)
@@ -48,8 +52,13 @@ class Decoder:
 
     def resume(self, prefix: str) -> None:
         """Start behind ``prefix`` of the same content: a call begun there is read on, its text not released."""
+        if prefix and self.either:
+            self.either = False
+            if not CALL_OPEN.startswith(prefix[0]):
+                self.envelope = None
         if self.envelope is not None:
             _, self._scan = self.envelope.feed(self._scan, prefix)
+            self.called = self._scan.inside
             self._muted = len(self._scan.held)
 
     def feed(self, data: bytes) -> list[Piece]:
@@ -93,9 +102,14 @@ class Decoder:
             text = self._without_leading(text)
         if not text:
             return pieces
+        if self.either:
+            self.either = False
+            if not CALL_OPEN.startswith(text[0]):
+                self.envelope = None
         if self.envelope is None:
             return pieces + self._release("content", text)
         out, self._scan = self.envelope.feed(self._scan, text)
+        self.called |= self._scan.inside or any(isinstance(item, RawCall) for item in out)
         return pieces + self._content(out)
 
     def _stripped(self, thinking: str) -> str:

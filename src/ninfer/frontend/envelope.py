@@ -8,6 +8,9 @@ value that starts right behind its tag ends at the first ``</parameter>`` and lo
 exception: a value that begins with ``</parameter>`` and goes on with a tag of this envelope is an empty value.)
 Parameters may come in any order; a repeated one keeps its first place and its last value. What breaks these
 rules, or names an undeclared tool, is ordinary text.
+
+What a grammar wrote (``exact``) has no other white space than shown and begins every value on its own line, without the
+exception; breaking the rules there is a fault of ours.
 """
 
 from __future__ import annotations
@@ -17,9 +20,9 @@ from typing import Any, Literal
 
 import attrs
 
+from ninfer.errors import InvariantError
 from ninfer.frontend.protocol import CALL_CLOSE, CALL_OPEN
-from ninfer.frontend.tools import argument_types, decode_argument
-from ninfer.inputs import Tool
+from ninfer.frontend.tool_contract import ToolContract
 
 _FUNCTION = "<function="
 _FUNCTION_CLOSE = "</function>"
@@ -63,8 +66,9 @@ class Scan:
 class Envelope:
     """The parser of one request's tools. Stateless: ``feed`` and ``flush`` map a Scan to the next."""
 
-    def __init__(self, tools: Sequence[Tool]) -> None:
-        self._types = {tool.name: argument_types(tool) for tool in tools}
+    def __init__(self, contracts: Sequence[ToolContract], *, exact: bool = False) -> None:
+        self._contracts = {contract.name: contract for contract in contracts}
+        self._exact = exact
 
     def feed(self, scan: Scan, text: str) -> tuple[list[str | RawCall], Scan]:
         """What ``text`` settles, in order: text that is certainly not part of a call, and complete calls."""
@@ -83,6 +87,8 @@ class Envelope:
             step = self._advance(held, progress, inline=False)
             if step is not None and step.stage != "done":
                 return out, Scan(held, True, step)
+            if step is None and self._exact:
+                raise InvariantError("a constrained call cannot be read")
             used = len(CALL_OPEN) if step is None else step.at
             out.append(held[:used] if step is None else self._call(step))
             held, inside = held[used:], False
@@ -91,7 +97,7 @@ class Envelope:
         """What is left at the end. A call cut short by a limit (``complete`` False) is dropped, not shown."""
         out: list[str | RawCall] = []
         while scan.inside:
-            step = self._advance(scan.held, _Progress(), inline=True)
+            step = None if self._exact else self._advance(scan.held, _Progress(), inline=True)
             if step is not None and step.stage == "done":
                 out.append(self._call(step))
                 used = step.at
@@ -116,7 +122,7 @@ class Envelope:
     def _element(self, text: str, progress: _Progress, inline: bool) -> _Progress | None:
         """One element further; the same place when more text is needed; None when the rules are broken."""
         if progress.stage == "value":
-            return _value(text, progress, inline)
+            return _value(text, progress, inline, self._exact)
         at = progress.at
         while at < len(text) and text[at] in SPACE:
             at += 1
@@ -125,31 +131,29 @@ class Envelope:
                 return attrs.evolve(progress, stage="done", at=at + len(CALL_CLOSE))
             return _unless_impossible(text, at, progress, CALL_CLOSE)
         if progress.stage == "function":
-            name, end = _name(text, at, _FUNCTION)
+            name, end = _name(text, at, _FUNCTION, self._exact)
             if end:
-                return _Progress("body", end, name) if name in self._types else None
+                return _Progress("body", end, name) if name in self._contracts else None
             return _unless_impossible(text, at, progress, _FUNCTION) if name is not None else None
         if text.startswith(_FUNCTION_CLOSE, at):
             return attrs.evolve(progress, stage="end", at=at + len(_FUNCTION_CLOSE))
-        key, end = _name(text, at, _PARAMETER)
+        key, end = _name(text, at, _PARAMETER, self._exact)
         if end:
             return attrs.evolve(progress, stage="value", at=end, key=key, scanned=end) if key else None
         return _unless_impossible(text, at, progress, _PARAMETER, _FUNCTION_CLOSE) if key is not None else None
 
     def _call(self, progress: _Progress) -> RawCall:
-        types = self._types[progress.name]
-        arguments: dict[str, Any] = {}
-        for key, raw in progress.parameters:
-            arguments[key] = decode_argument(raw, types.get(key, frozenset()))
+        contract = self._contracts[progress.name]
+        arguments = {key: contract.decode(key, raw) for key, raw in progress.parameters}
         return RawCall(progress.name, arguments)
 
 
-def _value(text: str, progress: _Progress, inline: bool) -> _Progress | None:
+def _value(text: str, progress: _Progress, inline: bool, exact: bool) -> _Progress | None:
     begin = progress.at
     if begin == len(text):
         return progress
     framed = text[begin] == "\n" and not inline
-    at_once = _ends_at_once(text, begin + 1) if framed else False
+    at_once = _ends_at_once(text, begin + 1) if framed and not exact else False
     if at_once is None:
         return progress
     if framed and not at_once:
@@ -176,16 +180,17 @@ def _ends_at_once(text: str, at: int) -> bool | None:
     return None if _PARAMETER.startswith(rest) or _FUNCTION_CLOSE.startswith(rest) else False
 
 
-def _name(text: str, at: int, tag: str) -> tuple[str | None, int]:
+def _name(text: str, at: int, tag: str, exact: bool) -> tuple[str | None, int]:
     """The name in ``tag + name + ">"`` at ``at`` and where it ends; end 0 while unfinished; None when
     impossible.
     """
     if not text.startswith(tag, at):
         return "", 0
     begin = at + len(tag)
-    end = text.find(">", begin, begin + _LONGEST_NAME + 1)
-    name = text[begin:end] if end >= 0 else text[begin : begin + _LONGEST_NAME + 1]
-    if "\n" in name or (end < 0 and len(name) > _LONGEST_NAME):
+    longest = len(text) if exact else _LONGEST_NAME
+    end = text.find(">", begin, begin + longest + 1)
+    name = text[begin:end] if end >= 0 else text[begin : begin + longest + 1]
+    if "\n" in name or (end < 0 and len(name) > longest):
         return None, 0
     return name, end + 1 if end >= 0 else 0
 

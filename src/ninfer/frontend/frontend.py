@@ -11,7 +11,7 @@ import numpy as np
 from ninfer.constraints.compose import PhaseMarker
 from ninfer.constraints.service import ConstraintService
 from ninfer.errors import InvalidRequest, NinferError
-from ninfer.frontend.constrain import plan_language
+from ninfer.frontend.constrain import Markers, plan_answer
 from ninfer.frontend.frontiers import Frontiers
 from ninfer.frontend.generation import read_sampling, read_stop_ids, special_tokens
 from ninfer.frontend.plain import plain_text
@@ -71,7 +71,9 @@ class Frontend:
             raise broken("tokenizer.json", f"cannot spell the close of the thinking, {CANONICAL_CLOSE!r}")
         classes = token_classes(vocabulary, self.stop_ids)
         self._is_text = classes.is_text
-        self._think_close = PhaseMarker(THINK_CLOSE, vocabulary.ids.get(THINK_CLOSE))
+        self._markers = Markers(
+            *(PhaseMarker(text, vocabulary.ids.get(text)) for text in (THINK_CLOSE, CALL_OPEN, CALL_CLOSE))
+        )
         self.constraints = ConstraintService(classes, grammar_cache_bytes, timed=timed)
         hidden = {t.id for t in vocabulary.added.values() if t.special and t.content not in _SHOWN_TAGS}
         self._protocol = OutputProtocol(
@@ -110,9 +112,9 @@ class Frontend:
         _in_domain(options.stop_token_ids, self.vocab_size, "stop_token_ids")
         if max_tokens < 1:
             raise InvalidRequest(f"expected >= 1, got {max_tokens}", field="max_tokens")
-        plan = plan_language(prompt, options, self._think_close, self._is_text)
-        opened = None if plan is None else self.constraints.open(plan, prompt.continuation)
-        return OutputSession(self._protocol, prompt, options, max_tokens, opened)
+        plan = plan_answer(prompt, options, self._markers, self._is_text)
+        opened = None if plan.language is None else self.constraints.open(plan.language, prompt.continuation)
+        return OutputSession(self._protocol, prompt, options, max_tokens, plan, opened)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of token ids, control tokens included; bytes that are not UTF-8 show as U+FFFD."""

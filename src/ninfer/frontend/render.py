@@ -21,6 +21,7 @@ from ninfer.frontend.messages import Turn, read_messages
 from ninfer.frontend.plain import map_strings, plain, plain_text
 from ninfer.frontend.protocol import RESULT_CLOSE, TURN_CLOSE, TURN_OPEN
 from ninfer.frontend.template import ChatTemplate, to_json
+from ninfer.frontend.tool_contract import ToolContract
 from ninfer.frontend.tools import Declaration, read_tools
 from ninfer.inputs import Chat, Tool
 
@@ -201,7 +202,9 @@ def _continued(talk: _Conversation) -> tuple[str, str]:
 def _refuse_finished_call(continuation: str, declarations: Sequence[Declaration], field: str) -> None:
     """A complete call would be published again with the answer."""
     if declarations:
-        settled, _ = Envelope([declaration.tool for declaration in declarations]).feed(Scan(), continuation)
+        settled, _ = Envelope([ToolContract.lenient(declaration.tool) for declaration in declarations]).feed(
+            Scan(), continuation
+        )
         if any(isinstance(item, RawCall) for item in settled):
             raise InvalidRequest("text that holds a complete tool call cannot be continued", field=field)
 

@@ -6,13 +6,14 @@ import copy
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 import numpy as np
 
 from ninfer.constraints.service import Opened
 from ninfer.errors import InvariantError
+from ninfer.frontend.constrain import AnswerPlan
 from ninfer.frontend.decoder import Decoder, Piece
 from ninfer.frontend.envelope import Envelope, RawCall
 from ninfer.frontend.frontiers import Frontiers
@@ -113,7 +114,8 @@ class OutputSession:
         prompt: PreparedPrompt,
         options: RequestOptions,
         max_tokens: int,
-        opened: Opened | None = None,
+        plan: AnswerPlan,
+        opened: Opened | None,
     ) -> None:
         self._opened = opened
         self.matcher = opened.matcher if opened else None
@@ -123,11 +125,12 @@ class OutputSession:
         self._stop_ids = frozenset(options.stop_token_ids) | (frozenset() if options.ignore_eos else protocol.stop_ids)
         self._budget = _thinking_budget(options, max_tokens, len(protocol.close_tokens))
         self._decoder = Decoder(
-            envelope=Envelope(prompt.tools) if prompt.tools else None,
+            envelope=Envelope(plan.contracts, exact=opened is not None) if plan.contracts else None,
             stops=options.stop,
             stop_in_thinking=options.thinking_stop,
             thinking=prompt.start_channel == "thinking",
             exact=opened is not None,
+            either=plan.either,
         )
         self._decoder.resume(prompt.continuation.decode())
         self._count = _Count()
@@ -173,7 +176,7 @@ class OutputSession:
             return None
         return ConstraintReport(
             kind=opened.kind,
-            branch="content" if self._prompt.continuation or self.text else "undecided",
+            branch=self._branch(),
             complete=matcher.complete,
             terminated=matcher.terminated,
             cache=opened.cache,
@@ -183,11 +186,18 @@ class OutputSession:
             matcher_seconds=matcher.matcher_seconds,
         )
 
+    def _branch(self) -> Literal["undecided", "content", "tools"]:
+        if self._decoder.called:
+            return "tools"
+        return "content" if self._prompt.continuation or self.text else "undecided"
+
     @property
     def parsed(self) -> Any:
         """The JSON value of the whole text, when a JSON constraint is complete."""
         opened, matcher = self._opened, self.matcher
         if opened is None or matcher is None or not matcher.complete or not opened.kind.startswith("json"):
+            return None
+        if self._branch() == "tools":
             return None
         return json.loads(self._prompt.continuation.decode() + self.text)
 

@@ -80,10 +80,6 @@ def _read(tool: Any, field: str) -> Declaration:
             )  # fmt: skip
     if not isinstance(strict, bool) or not isinstance(marker, bool):
         raise InvalidRequest("strict and cache_marker are bools", field=field)
-    if strict:
-        raise ToolContractError(
-            "this engine cannot enforce schemas of arguments", tool=name, pointer="/strict", field=field
-        )
     known = Tool(name=name, description=description, parameters=parameters, strict=strict, cache_marker=marker)
     return Declaration(known, value)
 
