@@ -57,6 +57,8 @@ class Kernel:
         if not self._address:
             self._native.compile()
             self._address = self._native.address
+            # Parsed code, kept for functions that would call this one; there are none.
+            self._native._library._shared_module = None
 
     @property
     def ready(self) -> bool:

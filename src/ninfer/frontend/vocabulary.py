@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, overload
 
 import attrs
 import numpy as np
@@ -53,6 +54,42 @@ class AddedToken:
         return cls(token_id, entry["content"], bool(entry.get("special", False)))
 
 
+class TokenBytes(Sequence[bytes]):
+    """What each id stands for, in one block: a quarter of a million bytes objects would take several times as much."""
+
+    __slots__ = ("_block", "_ends")
+
+    def __init__(self, items: Iterable[bytes]) -> None:
+        block, ends = bytearray(), array("I", [0])
+        for item in items:
+            block += item
+            ends.append(len(block))
+        self._block, self._ends = bytes(block), ends
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[bytes]: ...
+
+    def __getitem__(self, index: int | slice) -> bytes | Sequence[bytes]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        size = len(self._ends) - 1
+        if not -size <= index < size:
+            raise IndexError(index)
+        index %= size
+        return self._block[self._ends[index] : self._ends[index + 1]]
+
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Bytes of each id, int64 [size]."""
+        ends = np.array(self._ends, np.int64)
+        return ends[1:] - ends[:-1]
+
+
 @attrs.frozen(eq=False)
 class Vocabulary:
     """Ids are exactly ``0..size-1``.
@@ -62,7 +99,7 @@ class Vocabulary:
     """
 
     size: int
-    bytes: tuple[bytes, ...]
+    bytes: TokenBytes
     lengths: npt.NDArray[np.int64]
     added: Mapping[int, AddedToken]
     ids: Mapping[str, int]
@@ -102,8 +139,7 @@ def read_vocabulary(tokenizer: Mapping[str, Any], config: Mapping[str, Any], row
     if size > rows:
         raise broken(_FILE, f"{size} tokens exceed the model's {rows} vocabulary rows")
     data = _token_bytes(pieces, added)
-    lengths = np.fromiter(map(len, data), dtype=np.int64, count=size)
-    return Vocabulary(size, data, lengths, added, {token.content: token.id for token in added.values()})
+    return Vocabulary(size, data, data.lengths(), added, {token.content: token.id for token in added.values()})
 
 
 def _unique_ids(vocab: Mapping[str, Any]) -> dict[int, str]:
@@ -149,13 +185,13 @@ def _declared(tokenizer: Mapping[str, Any], config: Mapping[str, Any]) -> Iterab
         yield AddedToken.parse(int(key), entry, where), where
 
 
-def _token_bytes(pieces: Mapping[int, str], added: Mapping[int, AddedToken]) -> tuple[bytes, ...]:
+def _token_bytes(pieces: Mapping[int, str], added: Mapping[int, AddedToken]) -> TokenBytes:
     plain = [piece for token_id, piece in pieces.items() if token_id not in added]
     if unknown := set("".join(plain)).difference(map(chr, _ALPHABET)):
         raise broken(f"{_FILE}: model.vocab", f"not a byte-level vocabulary: it uses {min(unknown)!r}")
     if lacking := set(map(chr, _ALPHABET)).difference(plain):
         raise broken(f"{_FILE}: model.vocab", f"no token stands for byte {_ALPHABET[ord(min(lacking))]:#04x} alone")
-    return tuple(
+    return TokenBytes(
         pieces[i].encode() if i in added else pieces[i].translate(_ALPHABET).encode("latin-1")
         for i in range(len(pieces))
     )
