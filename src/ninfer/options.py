@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -67,8 +68,8 @@ def _boolean(_: Any, attribute: Any, value: Any) -> None:
 
 
 def _device(_: Any, attribute: Any, value: Any) -> None:
-    if not isinstance(value, str) or value not in ("auto", "cpu"):
-        raise _refuse(f"expected 'auto' or 'cpu', got {value!r}", attribute.name)
+    if not isinstance(value, str) or not re.fullmatch(r"auto|cpu|cuda:[0-9]{1,3}", value):
+        raise _refuse(f"expected 'auto', 'cpu' or 'cuda:N', got {value!r}", attribute.name)
 
 
 def _kv_capacity(_: Any, attribute: Any, value: Any) -> None:
@@ -201,11 +202,13 @@ class SamplingParams:
 class EngineOptions:
     """Fixed when an engine starts. Errors: InvalidRequest naming the field.
 
-    device: "auto" or "cpu". max_concurrency: requests active at once, 1..8. max_context: tokens of one sequence,
-    default min(model, 32768). max_outstanding: waiting + active + unread results. queue_timeout: seconds a request
-    may wait for a lane. max_tokens: default output budget of a request, tokens. prefill_chunk: tokens of one prefill
-    unit. concurrent_prefill: admit while another request prefills. kv_capacity: tokens of the KV pool, or "auto"
-    (max_concurrency x max_context, at most 25 % of RAM). kv_dtype: "auto" (fp32 on CPU), "fp32" or "bf16".
+    device: "cpu", "cuda:N", or "auto": the first GPU, else the CPU. max_concurrency: requests active at once, 1..8.
+    max_context: tokens of one sequence, default min(model, 32768). max_outstanding: waiting + active + unread results.
+    queue_timeout: seconds a request may wait for a lane. max_tokens: default output budget of a request, tokens.
+    prefill_chunk: tokens of one prefill unit, default 512 on the CPU and 2048 on a GPU. concurrent_prefill: admit while
+    another request prefills. kv_capacity: tokens of the KV pool, or "auto" (max_concurrency x max_context, at most 25 %
+    of RAM, or what a GPU has free less 1 GiB). kv_dtype: "auto" (fp32 on the CPU, bf16 on a GPU), "fp32" (CPU alone) or
+    "bf16".
     grammar_cache_bytes: compiled constraints that are kept, bytes. phase_timings: measure the host time of constraint
     work in each result.
     progress: None (bars in a terminal or notebook), a bool, or ``callback(stage, done, total)``.

@@ -49,11 +49,20 @@ class Runner:
     """``lanes`` sequences of up to ``context`` tokens; lane i reads state slot i and owns every block of table row i.
     Slots beyond the lanes are spare."""
 
-    def __init__(self, device: Device, model: Model, *, lanes: int = 1, tokens: int = 256, context: int = 256) -> None:
+    def __init__(
+        self,
+        device: Device,
+        model: Model,
+        *,
+        lanes: int = 1,
+        tokens: int = 256,
+        context: int = 256,
+        kv_dtype: str = "f32",
+    ) -> None:
         self.device, self.model, self.config = device, model, model.config
         scope = self.scope = Allocating(device)
         blocks = -(-context // 64)
-        self.kv = allocate_kv(self.config, scope, lanes * blocks, lanes, blocks, "f32")
+        self.kv = allocate_kv(self.config, scope, lanes * blocks, lanes, blocks, kv_dtype)
         self.state = allocate_state(self.config, scope, device, lanes + 1)
         self.record = allocate_record(self.config, scope, device, tokens)
         self.ws = plan_workspace(self.config, scope, device, tokens, context)

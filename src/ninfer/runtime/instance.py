@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from ninfer.frontend import Frontend
 
 DEFAULT_CONTEXT = 32768
-DEFAULT_CHUNK = 512
-"""Tokens of one sequence, and of one prefill unit, where the options say nothing."""
+"""Tokens of one sequence where the options say nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +42,10 @@ def open_instance(artifact: str | bytes | os.PathLike[Any] | ArtifactSource, opt
     A source handed in stays its owner's to close. Raises ArtifactError, InvalidRequest naming an option that this model
     or machine cannot honour, OutOfDeviceMemory; what had been opened by then is closed again.
     """
-    from ninfer._cpu.device import CpuDevice
-    from ninfer._cpu.kernel import compile_all
     from ninfer.artifact import Artifact, open_artifact
     from ninfer.models.qwen3_5.bind import bind, check
-    from ninfer.program import ExplicitKV, KVCodec, QwenText, Shape, open_program
+    from ninfer.program import ExplicitKV, QwenText, Shape, open_program
+    from ninfer.runtime.devices import DEFAULT_CHUNK, codec, open_device
 
     with ExitStack() as opened:
         if isinstance(artifact, str | bytes | os.PathLike):
@@ -61,11 +59,9 @@ def open_instance(artifact: str | bytes | os.PathLike[Any] | ArtifactSource, opt
         config = check(contents).text
         frontend = _frontend(contents, config.vocab_size, options)
         context = _context(options, config.max_position_embeddings)
-        chunk = min(options.prefill_chunk or DEFAULT_CHUNK, context)
-        with Meter("compile", None, options.progress, unit="kernel", delay=0.5) as meter:
-            compile_all(meter.reach)  # takes long only when the machine's cache of kernels is empty
-        device = CpuDevice()
+        device = open_device(options)
         opened.callback(device.close)
+        chunk = min(options.prefill_chunk or DEFAULT_CHUNK[device.kind], context)
         with Meter("load", None, options.progress, delay=0.5) as meter:
             model = bind(contents, device, progress=meter.reach)
         shape = Shape(
@@ -73,7 +69,7 @@ def open_instance(artifact: str | bytes | os.PathLike[Any] | ArtifactSource, opt
             context=context,
             chunk=chunk,
             control=len(frontend.close_tokens),
-            codec=KVCodec.BF16 if options.kv_dtype == "bf16" else KVCodec.FP32,
+            codec=codec(options, device),
             vocabulary=frontend.vocab_size,
         )
         kv = None if isinstance(options.kv_capacity, str) else ExplicitKV(options.kv_capacity)

@@ -25,7 +25,7 @@ def add_commands(commands: Any) -> None:
     what.add_argument("artifact", nargs="?", help="path of the .ninfer entry file")
     what.add_argument("--synthetic", metavar="GEOMETRY", help="random weights of this geometry, e.g. 0.8b")
     p.add_argument("--recipe", default="q8", help="number formats of --synthetic weights (default q8)")
-    p.add_argument("--device", default="auto", help="auto or cpu")
+    p.add_argument("--device", default="auto", help="auto, cpu or cuda:N")
     p.add_argument("--prompt", type=int, default=512, metavar="N", help="tokens of the prefill measurement")
     p.add_argument("--tokens", type=int, default=64, metavar="N", help="decoded tokens a request")
     p.add_argument("--batches", default="1,2,4,8", metavar="B,...", help="decode batch sizes")

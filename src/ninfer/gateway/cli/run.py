@@ -24,7 +24,7 @@ def add_commands(commands: Any) -> None:
     p.add_argument("--min-p", type=float, default=None, metavar="P")
     p.add_argument("--seed", type=int, default=None)
     p.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end at this text; repeatable")
-    p.add_argument("--device", default="auto", help="auto or cpu")
+    p.add_argument("--device", default="auto", help="auto, cpu or cuda:N")
     p.add_argument("--max-context", type=int, default=None, metavar="N", help="tokens of one sequence")
     p.add_argument("--quiet", "-q", action="store_true", help="no thinking, progress or statistics")
     p.set_defaults(command=run)

@@ -1,0 +1,348 @@
+"""Time the Ops of a CUDA device at the sizes of real models, with random weights.
+
+    python examples/benchmarks/cuda_ops.py [--device 0] [--only text] [--json file]
+
+Every case is recorded into a graph that works on enough copies of its weights to miss the second-level cache. Printed
+per case: microseconds of one call, the bytes it must read over that time, and the ratio to the read bandwidth measured
+first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import traceback
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ninfer._cuda import driver
+from ninfer._cuda.device import CudaDevice
+from ninfer.artifact.layouts import geometry
+from ninfer.ops import (
+    AttentionShape,
+    Bank,
+    GdnRecord,
+    GdnShape,
+    GdnState,
+    KVPlanes,
+    Rows,
+    Segment,
+    Stored,
+)
+
+COLD = 256 << 20
+"""Bytes a graph touches at least, so that nothing stays in the cache from one replay to the next."""
+
+Q4, Q5, Q6, FP8, BF16, NVFP4 = "q4_g64_fp16", "q5_g64_fp16", "q6_g64_fp16", "fp8_e4m3fn_row_bf16", "bf16", "nvfp4"
+
+
+class Bench:
+    def __init__(self, device: CudaDevice, only: str) -> None:
+        self.device, self.ops, self.only = device, device.ops, only
+        self.rng = np.random.default_rng(0)
+        self.events = [driver.call("cuEventCreate", 0) for _ in range(2)]
+        self.results: list[dict[str, Any]] = []
+        self.bandwidth = 0.0
+        self._noise = self.rng.integers(0, 256, 32 << 20, dtype=np.uint8)
+
+    # -- buffers
+
+    def empty(self, *shape: int, dtype: str = "bf16") -> Any:
+        from ninfer.contract import ITEM_BYTES
+
+        nbytes = max(256, math.prod(shape) * ITEM_BYTES[dtype])
+        return self.device.arena(nbytes).buffer(0, shape, dtype)
+
+    def put(self, values: Any, dtype: str) -> Any:
+        kinds = {"i32": np.int32, "f32": np.float32, "u8": np.uint8}
+        array = np.asarray(values)
+        if dtype == "bf16":
+            words = (np.ascontiguousarray(array, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+        else:
+            words = np.ascontiguousarray(array.astype(kinds[dtype]))
+        buffer = self.empty(*array.shape, dtype=dtype)
+        self.device.upload(buffer, words)
+        self.finish()
+        return buffer
+
+    def normal(self, *shape: int) -> Any:
+        return self.put(self.rng.standard_normal(shape, dtype=np.float32), "bf16")
+
+    def scratch(self, nbytes: int) -> Any:
+        return self.empty(nbytes, dtype="u8")
+
+    def finish(self) -> None:
+        event = self.device.event()
+        event.record()
+        event.wait()
+
+    def stored(self, format: str, rows: int, cols: int) -> Stored:
+        """A matrix of random codes and small positive scales."""
+        g = geometry(format, None, (rows, cols))
+        data = np.resize(self._noise, g.nbytes)
+        if format == BF16:
+            data.view(np.uint16)[:] = data.view(np.uint16) & 0x807F | 0x3C00
+        if format == FP8:
+            data &= 0xB7  # no NaN
+        if g.scales is not None:
+            plane = data[g.scales.offset : g.scales.offset + g.scales.nbytes]
+            if format == NVFP4:
+                plane[:] = 0x30
+                data[g.divisor.offset :] = np.array([64.0], np.float32).view(np.uint8)  # type: ignore[union-attr]
+            else:
+                plane.view(np.uint16)[:] = 0x3C00 if format == FP8 else 0x2000
+        buffer = self.empty(g.nbytes, dtype="u8")
+        self.device.upload(buffer, data)
+        self.finish()
+        return Stored(format, (rows, cols), buffer)
+
+    def matrix(self, format: str, rows: int, cols: int) -> Any:
+        return self.ops.matrix([Segment(self.stored(format, rows, cols), 0, rows)])
+
+    # -- timing
+
+    def case(self, name: str, nbytes: int, make: Callable[[], list[Callable[[], None]]], flops: float = 0.0) -> None:
+        """``make`` builds one closure per copy of the weights."""
+        if self.only not in name:
+            return
+        try:
+            works = make()
+            works[0]()
+            self.finish()
+            graph = self.device.capture(lambda: [work() for work in works] and None)
+            for _ in range(2):
+                graph.launch()
+            times = []
+            for _ in range(7):
+                driver.call("cuEventRecord", self.events[0], self.device.stream)
+                graph.launch()
+                driver.call("cuEventRecord", self.events[1], self.device.stream)
+                driver.call("cuEventSynchronize", self.events[1])
+                elapsed = driver.call("cuEventElapsedTime", *self.events)
+                times.append(float(elapsed) / len(works))
+            graph.close()
+            time = sorted(times)[len(times) // 2] * 1e-3
+            row = {"case": name, "us": time * 1e6, "GB/s": nbytes / time / 1e9}
+            line = f"{name:58s} {time * 1e6:9.1f} us {nbytes / time / 1e9:8.0f} GB/s"
+            if self.bandwidth:
+                row["ratio"] = nbytes / time / self.bandwidth
+                line += f" {row['ratio']:5.2f}"
+            if flops:
+                row["TFLOP/s"] = flops / time / 1e12
+                line += f" {row['TFLOP/s']:6.0f} TFLOP/s"
+            self.results.append(row)
+            print(line, flush=True)
+        except Exception as error:
+            print(f"{name:58s} FAILED {type(error).__name__}: {error}", flush=True)
+            traceback.print_exc(limit=4, file=sys.stderr)
+
+    def read(self) -> None:
+        self.bandwidth = self.device.read_bandwidth()
+        print(f"{'read':58s} {'':9s}    {self.bandwidth / 1e9:8.0f} GB/s")
+
+    # -- cases
+
+    def projections(self) -> None:
+        large = [(f, 34816, 5120) for f in (Q4, Q5, FP8, NVFP4)]
+        for format, N, K in (*large, (BF16, 9216, 2560)):
+            size = geometry(format, None, (N, K)).nbytes
+            weights = [self.matrix(format, N, K) for _ in range(max(2, -(-COLD // size)))]
+            for T in (1, 8, 16, 32, 64, 128):
+                self.case(f"norm_project {format} {N}x{K} T={T}", size, self._projection(T, N, K, weights))
+
+    def _projection(self, T: int, N: int, K: int, weights: list[Any]) -> Callable[[], list[Callable[[], None]]]:
+        def make() -> list[Callable[[], None]]:
+            x, norm, out, scratch = self.normal(T, K), self.normal(K), self.empty(T, N), self.scratch(T * K * 2)
+            return [partial(self.ops.norm_project, [out], x, norm, [w], 1e-6, scratch) for w in weights]
+
+        return make
+
+    def layers(self) -> None:
+        """The launches of one decode step, a layer of each kind."""
+        for T in (1, 8):
+            self._layers(T)
+
+    def _layers(self, T: int) -> None:
+        x, norm, scratch = self.normal(T, 5120), self.normal(5120), self.scratch(T * 17408 * 2)
+
+        def swiglu() -> list[Callable[[], None]]:
+            product = self.empty(T, 17408)
+            pairs = [(self.matrix(Q4, 17408, 5120), self.matrix(Q4, 17408, 5120)) for _ in range(4)]
+            return [partial(self.ops.norm_swiglu, product, x, norm, *p, 1e-6, scratch) for p in pairs]
+
+        def add(N: int, K: int) -> list[Callable[[], None]]:
+            y, size = self.normal(T, K), geometry(Q5, None, (N, K)).nbytes
+            return [partial(self.ops.project_add, x, y, self.matrix(Q5, N, K)) for _ in range(-(-COLD // size))]
+
+        def gdn() -> list[Callable[[], None]]:
+            outs = [self.empty(T, n) for n in (16384, 48, 48)]
+            sets = [
+                (self.matrix(Q4, 16384, 5120), self.matrix(BF16, 48, 5120), self.matrix(BF16, 48, 5120))
+                for _ in range(6)
+            ]
+            return [partial(self.ops.norm_project, outs, x, norm, w, 1e-6, scratch) for w in sets]
+
+        def head() -> list[Callable[[], None]]:
+            logits, w = self.empty(T, 248077, dtype="f32"), self.matrix(Q6, 248320, 5120)
+            return [lambda: self.ops.head(logits, x, w)]
+
+        def nbytes(format: str, N: int, K: int) -> int:
+            return geometry(format, None, (N, K)).nbytes
+
+        self.case(f"norm_swiglu q4 2x17408x5120 T={T}", 2 * nbytes(Q4, 17408, 5120), swiglu)
+        self.case(f"project_add q5 5120x17408 T={T}", nbytes(Q5, 5120, 17408), partial(add, 5120, 17408))
+        self.case(f"project_add q5 5120x6144 T={T}", nbytes(Q5, 5120, 6144), partial(add, 5120, 6144))
+        self.case(f"norm_project q4 16384 + bf16 2x48 T={T}", nbytes(Q4, 16384, 5120), gdn)
+        self.case(f"head q6 248320x5120 T={T}", nbytes(Q6, 248320, 5120), head)
+
+    def rows(self, B: int, W: int, start: int) -> Rows:
+        lanes, T = list(range(B)), B * W
+        position = [start + w for _ in range(B) for w in range(W)]
+        i32 = "i32"
+        return Rows(
+            B, W, self.put([start] * B, i32), self.put([W] * B, i32), self.put(lanes, i32), self.put(lanes, i32),
+            self.put(lanes, i32), self.put([0] * T, i32), self.put([position] * 3, i32),
+        )  # fmt: skip
+
+    def attention(self) -> None:
+        shape = AttentionShape(24, 4, 256, 64, 1e7, tuple(j % 3 for j in range(32)))
+        few = ((1, 1, 1023), (1, 4, 1020), (8, 1, 1023), (1, 1, 16383), (1, 1, 131071), (8, 8, 4088))
+        for B, W, start in (*few, (1, 2048, 0), (1, 2048, 6144)):
+            pages = -(-(start + W) // 64)
+
+            def make(B: int = B, W: int = W, start: int = start, pages: int = pages) -> Any:
+                T = B * W
+                copies = max(1, min(16, COLD // (2 * B * pages * 4 * 64 * 256 * 2)))
+                kv = []
+                for _ in range(copies):
+                    blocks = self.put(self.rng.permutation(B * pages).reshape(B, pages), "i32")
+                    plane = [self.empty(B * pages, 4, 64, 256) for _ in range(2)]
+                    kv.append(KVPlanes(*plane, blocks))
+                rows, q, gate = self.rows(B, W, start), self.normal(T, 6144), self.normal(T, 6144)
+                out, scratch = self.empty(T, 6144), self.scratch(self.ops.attention_scratch(T, start + W, shape))
+                return [lambda p=p: self.ops.attention(out, q, gate, p, rows, shape, scratch) for p in kv]
+
+            flops = 4.0 * 24 * 256 * W * (start + W / 2) * B
+            self.case(f"attention B={B} W={W} start={start}", 2 * B * (start + W) * 4 * 256 * 2, make, flops)
+
+        def prepare() -> Any:
+            rows = self.rows(1, 1, 1000)
+            kv = KVPlanes(self.empty(16, 4, 64, 256), self.empty(16, 4, 64, 256), self.put([list(range(16))], "i32"))
+            q, k, v, norm = self.normal(1, 6144), self.normal(1, 1024), self.normal(1, 1024), self.normal(256)
+            return [lambda: self.ops.attention_prepare(q, k, v, norm, norm, kv, rows, shape, 1e-6)] * 16
+
+        self.case("attention_prepare T=1", 0, prepare)
+
+    def gdn(self) -> None:
+        shape = GdnShape(16, 48, 128, 128, 4)
+        for B, W, recorded in ((1, 1, False), (8, 1, False), (1, 4, True), (8, 8, True), (1, 2048, False)):
+
+            def make(B: int = B, W: int = W, recorded: bool = recorded) -> Any:
+                T, C = B * W, shape.channels
+                states = [
+                    GdnState(self.empty(B, 48, 128, 128, dtype="f32"), self.empty(B, 3, C))
+                    for _ in range(max(1, min(24, COLD // (B * 48 * 128 * 128 * 4))))
+                ]
+                qkv = [self.normal(T, n) for n in (2048, 2048, 6144)]
+                z, a, b, out = self.normal(T, 6144), self.normal(T, 48), self.normal(T, 48), self.empty(T, 6144)
+                fixed = (
+                    self.normal(4, C), self.put(np.zeros(48), "f32"), self.put(np.zeros(48), "f32"), self.normal(128),
+                )  # fmt: skip
+                record = None
+                if recorded:
+                    record = GdnRecord(
+                        self.empty(T, 16, 128, dtype="f32"), self.empty(T, 48, 128, dtype="f32"),
+                        self.empty(T, 48, dtype="f32"), self.empty(T, C),
+                    )  # fmt: skip
+                rows, scratch = self.rows(B, W, 7), self.scratch(self.ops.gdn_scratch(T, shape))
+                return [
+                    lambda s=s: self.ops.gdn(out, qkv, z, a, b, *fixed, s, record, rows, shape, 1e-6, scratch)
+                    for s in states
+                ]
+
+            moved = B * 48 * 128 * 128 * 4 * (1 if recorded else 2)
+            self.case(f"gdn B={B} W={W}{' recorded' if recorded else ''}", moved, make)
+
+    def experts(self) -> None:
+        E, k, I, H = 256, 8, 512, 2048
+
+        def make(T: int) -> list[Callable[[], None]]:
+            both, down = self.stored(Q4, E * 2 * I, H), self.stored(Q5, E * H, I)
+            m = self.ops.matrix
+            bank = Bank(
+                tuple(m([Segment(both, 2 * e * I, (2 * e + 1) * I)]) for e in range(E)),
+                tuple(m([Segment(both, (2 * e + 1) * I, (2 * e + 2) * I)]) for e in range(E)),
+                tuple(m([Segment(down, e * H, (e + 1) * H)]) for e in range(E)),
+            )
+
+            def work(u: Any, x: Any, h: Any, ids: Any, weights: Any) -> None:
+                self.ops.moe_swiglu(h, u, ids, bank)
+                self.ops.moe_down_add(x, h, ids, weights, bank)
+
+            def chosen() -> Any:
+                return self.put(np.stack([self.rng.permutation(E)[:k] for _ in range(T)]), "i32")
+
+            weights = self.put(np.full((T, k), 1 / k), "f32")
+            u, x, h = self.normal(T, H), self.normal(T, H), self.empty(T, k, I)
+            return [partial(work, u, x, h, chosen(), weights) for _ in range(16 if T < 100 else 1)]
+
+        def route() -> list[Callable[[], None]]:
+            router, score = self.matrix(BF16, E, H), self.matrix(BF16, 1, H)
+            u, x, norm = self.empty(1, H), self.normal(1, H), self.normal(H)
+            out = self.empty(1, k, dtype="i32"), self.empty(1, k, dtype="f32"), self.empty(1, dtype="f32")
+            return [lambda: self.ops.moe_route(u, *out, x, norm, router, score, 1e-6)] * 16
+
+        one = I * H * (2 * 4.25 + 5.25) / 8
+        for T in (1, 8, 2048):
+            flops = 6.0 * T * k * I * H if T > 100 else 0
+            self.case(f"experts 256 top 8 T={T}", int(min(T * k, E) * one), partial(make, T), flops)
+        self.case("moe_route T=1", E * H * 2, route)
+
+    def prefill(self) -> None:
+        self._prefill(Q4, 17408, 5120)
+        self._prefill(BF16, 9216, 2560)
+
+    def _prefill(self, format: str, N: int, K: int, T: int = 2048) -> None:
+        def make() -> list[Callable[[], None]]:
+            x, norm, out, scratch = self.normal(T, K), self.normal(K), self.empty(T, N), self.scratch(T * K * 2)
+            gate, up = self.matrix(format, N, K), self.matrix(format, N, K)
+            return [lambda: self.ops.norm_swiglu(out, x, norm, gate, up, 1e-6, scratch)]
+
+        size = 2 * geometry(format, None, (N, K)).nbytes
+        self.case(f"norm_swiglu {format} 2x{N}x{K} T={T}", size, make, 4.0 * T * N * K)
+
+
+def run(device: CudaDevice, only: str = "") -> list[dict[str, Any]]:
+    """Time every case whose name contains ``only``."""
+    bench = Bench(device, only)
+    bench.read()
+    for part in (bench.layers, bench.attention, bench.gdn, bench.experts, bench.prefill, bench.projections):
+        try:
+            part()
+        except Exception:
+            traceback.print_exc(limit=4)
+    return bench.results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", type=int, default=0)
+    parser.add_argument("--only", default="", help="cases whose name contains this text")
+    parser.add_argument("--json", help="write the figures here")
+    args = parser.parse_args()
+    device = CudaDevice(args.device)
+    print(device.name)
+    results = run(device, args.only)
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump(results, file, indent=1)
+    device.close()
+
+
+if __name__ == "__main__":
+    main()

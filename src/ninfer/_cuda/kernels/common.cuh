@@ -1,0 +1,49 @@
+// Arithmetic that every kernel shares.
+#pragma once
+#include "ptx.cuh"
+
+struct alignas(16) Word4 {
+    u32 x, y, z, w;
+};
+
+DEVICE float low(u32 pair) { return from_bits(pair << 16); }
+DEVICE float high(u32 pair) { return from_bits(pair & 0xFFFF0000u); }
+DEVICE float from_bf16(u16 v) { return from_bits((u32)v << 16); }
+DEVICE u16 to_bf16(float v) { return (u16)pack(v, 0.0f); }
+
+DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+DEVICE float silu(float x) { return x * sigmoid(x); }
+
+DEVICE int minimum(int a, int b) { return a < b ? a : b; }
+DEVICE int maximum(int a, int b) { return a > b ? a : b; }
+
+DEVICE float sum_warp(float v) {
+#pragma unroll
+    for (int mask = 16; mask; mask >>= 1) v += shuffle_xor(v, mask);
+    return v;
+}
+
+// The sum over a block of at most 1,024 threads, whole warps; `room` holds 32 floats of shared memory.
+DEVICE float sum_block(float v, float* room) {
+    v = sum_warp(v);
+    sync();
+    if (thread() % 32 == 0) room[thread() / 32] = v;
+    sync();
+    v = 0;
+    for (int i = 0; i < threads() / 32; ++i) v += room[i];
+    return v;
+}
+
+// Eight bf16 at p: elements `begin`..`begin + 7` of a row of `size`, zero beyond it. Whole vectors where `vectors`.
+DEVICE Word4 load8(const u16* p, int begin, int size, bool vectors) {
+    if (vectors && begin + 8 <= size) return *(const Word4*)(p + begin);
+    u16 v[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] = begin + i < size ? p[begin + i] : (u16)0;
+    return {v[0] | (u32)v[1] << 16, v[2] | (u32)v[3] << 16, v[4] | (u32)v[5] << 16, v[6] | (u32)v[7] << 16};
+}
+
+DEVICE void unpack8(float (&f)[8], Word4 v) {
+    f[0] = low(v.x), f[1] = high(v.x), f[2] = low(v.y), f[3] = high(v.y);
+    f[4] = low(v.z), f[5] = high(v.z), f[6] = low(v.w), f[7] = high(v.w);
+}

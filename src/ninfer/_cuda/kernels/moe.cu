@@ -1,0 +1,205 @@
+// Mixture of experts: which experts a token takes, and their products. A slot is one (token, choice) pair.
+#include "products.cuh"
+
+struct Route {
+    int* ids;        // [tokens, k]
+    float* weights;  // [tokens, k]
+    float* shared;   // [tokens]
+    const float* logits;  // [tokens, experts]
+    const float* score;   // [tokens]
+    i64 tokens, experts, k;
+};
+
+// A number that orders as the float does, ties to the lower id.
+DEVICE u64 rank(float v, int id) {
+    const u32 b = bits(v + 0.0f);
+    return (u64)(b >> 31 ? ~b : b | 0x80000000u) << 32 | (0xFFFFFFFFu - id);
+}
+
+// A warp a token.
+KERNEL(route, Route, 128, 1) {
+    after_predecessors();
+    const int token = block_x() * 4 + thread() / 32, lane = thread() % 32;
+    if (token >= a.tokens) return;
+    const float* logits = a.logits + token * a.experts;
+    u64 below = ~0ull;
+    float top = 0, total = 0;
+    for (int i = 0; i < a.k; ++i) {
+        u64 best = 0;
+        for (int e = lane; e < a.experts; e += 32) {
+            const u64 r = rank(logits[e], e);
+            if (r < below && r > best) best = r;
+        }
+#pragma unroll
+        for (int mask = 16; mask; mask >>= 1) {
+            const u64 other = shuffle_xor(best, mask);
+            best = other > best ? other : best;
+        }
+        below = best;
+        const int id = (int)(0xFFFFFFFFu - (u32)best);
+        const float logit = logits[id];
+        if (i == 0) top = logit;
+        total += expf(logit - top);
+        if (lane == 0) a.ids[token * a.k + i] = id;
+    }
+    sync_warp();
+    for (int i = lane; i < a.k; i += 32) a.weights[token * a.k + i] = expf(logits[a.ids[token * a.k + i]] - top) / total;
+    if (lane == 0) a.shared[token] = sigmoid(a.score[token]);
+}
+
+struct Experts {
+    u16* out;         // swiglu: [slots, rows]; down: [tokens, rows]
+    const u16* x;     // swiglu: [tokens, K]; down: [slots, K]; for many tokens in operand order and padded
+    const int* ids;   // [slots]
+    const float* weights;  // [slots]
+    const Segment* first;   // a segment an expert: gate, or down
+    const Segment* second;  // up
+    int* order;        // many: [experts + 1] offsets, then the slots of every expert
+    float* products;   // many, down: [slots, rows]
+    i64 slots, k, experts, rows, K, stage;
+};
+
+constexpr int FEW = 8, MANY = 4, NT = 4;  // warps of a block, and eights of columns
+
+DEVICE void put_column(u8* x, const u16* from, int K, int padded) {
+    for (int k = 8 * (thread() % 32); k < padded; k += 256) *(Word4*)(x + 2 * k) = operand_order(load8(from, k, K, K % 8 == 0));
+}
+
+// Few tokens: blocks (16 rows of gate and up, slots); the warps share out K.
+KERNEL(experts_few_swiglu, Experts, 256, 1) {
+    DYNAMIC_SHARED(shared);
+    __shared__ float sums[FEW][32];
+    after_predecessors();
+    const int slot = block_y(), expert = a.ids[slot], warp = thread() / 32, lane = thread() % 32;
+    const int K = (int)a.K, padded = (K + 127) / 128 * 128, begin = 16 * block_x(), left = (int)a.rows - begin;
+    const Segment *gate = a.first + expert, *up = a.second + expert;
+    const Rows16 rows[2] = {{gate, (int)gate->first + begin, left}, {up, (int)up->first + begin, left}};
+    u8* x = shared + FEW * STAGES * a.stage;
+    if (warp == 0) put_column(x, a.x + slot / a.k * K, K, padded);
+    sync();
+    float total[2][1][4] = {};
+    walk_sums(total, rows, shared + warp * STAGES * a.stage, (int)a.stage, x, K, warp, FEW);
+    if (lane % 4 == 0)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[warp][8 * i + lane / 4] = total[i / 2][0][i % 2 * 2];
+    sync();
+    if (warp == 0) {
+        float sum = 0;
+        for (int w = 0; w < FEW; ++w) sum += sums[w][lane];
+        const Rows16 r = lane < 16 ? rows[0] : rows[1];
+        sum *= row_factor(*r.segment, r.row + minimum(lane % 16, left - 1));
+        const float other = shuffle_xor(sum, 16);
+        if (lane < minimum(16, left)) a.out[slot * a.rows + begin + lane] = to_bf16(silu(sum) * other);
+    }
+}
+
+// Few tokens: blocks (32 rows, tokens); the warps share out the slots.
+KERNEL(experts_few_down, Experts, 256, 1) {
+    DYNAMIC_SHARED(shared);
+    __shared__ float sums[FEW][32];
+    after_predecessors();
+    const int token = block_y(), warp = thread() / 32, lane = thread() % 32;
+    const int K = (int)a.K, padded = (K + 127) / 128 * 128, begin = 32 * block_x(), left = (int)a.rows - begin;
+    u8* x = shared + FEW * STAGES * a.stage + warp * 2 * padded;
+    float own = 0;  // row `lane`
+    for (int s = warp; s < a.k; s += FEW) {
+        const i64 slot = token * a.k + s;
+        const Segment* down = a.first + a.ids[slot];
+        const int first = (int)down->first + begin;
+        Rows16 rows[2] = {{down, first, left}, {down, first + 16, left - 16}};
+        if (left <= 16) rows[1] = {down, first, 1};
+        put_column(x, a.x + slot * K, K, padded);
+        sync_warp();
+        float total[2][1][4] = {};
+        walk_sums(total, rows, shared + warp * STAGES * a.stage, (int)a.stage, x, K, 0, 1);
+        if (lane % 4 == 0)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) sums[warp][8 * i + lane / 4] = total[i / 2][0][i % 2 * 2];
+        sync_warp();
+        own += a.weights[slot] * row_factor(*down, first + minimum(lane, left - 1)) * sums[warp][lane];
+        sync_warp();
+    }
+    sums[warp][lane] = own;
+    sync();
+    if (warp == 0 && lane < left) {
+        float sum = 0;
+        for (int w = 0; w < FEW; ++w) sum += sums[w][lane];
+        u16* out = a.out + token * a.rows + begin + lane;
+        *out = to_bf16(from_bf16(*out) + sum);
+    }
+}
+
+// Many tokens: the slots of every expert, in any order (a slot's products do not depend on its neighbours). One block.
+KERNEL(experts_sort, Experts, 1024, 1) {
+    DYNAMIC_SHARED(shared);
+    after_predecessors();
+    int* count = (int*)shared;  // [experts]
+    for (int e = thread(); e < a.experts; e += threads()) count[e] = 0;
+    sync();
+    for (int i = thread(); i < a.slots; i += threads()) atomic_add(count + a.ids[i], 1);
+    sync();
+    if (thread() == 0) {
+        int total = 0;
+        for (int e = 0; e < a.experts; ++e) {
+            const int own = count[e];
+            a.order[e] = count[e] = total;
+            total += own;
+        }
+        a.order[a.experts] = total;
+    }
+    sync();
+    for (int i = thread(); i < a.slots; i += threads()) a.order[a.experts + 1 + atomic_add(count + a.ids[i], 1)] = i;
+}
+
+// blocks (row tiles, experts): 32 columns at a time of one expert's slots.
+template <bool SWIGLU_RESULT> DEVICE void experts_many(const Experts& a) {
+    DYNAMIC_SHARED(shared);
+    after_predecessors();
+    const int expert = block_y(), warp = thread() / 32, lane = thread() % 32;
+    const int K = (int)a.K, padded = (K + 127) / 128 * 128, height = SWIGLU_RESULT ? 16 : 32;
+    const int begin = (MANY * block_x() + warp) * height, left = (int)a.rows - begin;
+    const Segment *gate = a.first + expert, *up = SWIGLU_RESULT ? a.second + expert : gate;
+    Rows16 rows[2] = {{gate, (int)gate->first + begin, left}, {up, (int)up->first + begin + (SWIGLU_RESULT ? 0 : 16), SWIGLU_RESULT ? left : left - 16}};
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+        if (rows[h].count < 1) rows[h].row = (int)(rows[h].segment->first + rows[h].segment->rows) - 1, rows[h].count = 0;
+    const int* slots = a.order + a.experts + 1;
+    for (int first = a.order[expert]; first < a.order[expert + 1]; first += 8 * NT) {
+        const int columns = minimum(8 * NT, a.order[expert + 1] - first);
+        float total[2][NT][4] = {};
+        sync();  // all are done with the shared memory of the round before
+        panel_sums<NT, FORMATS>(total, rows, shared + warp * STAGES * a.stage, (int)a.stage, shared + MANY * STAGES * a.stage, 0, K, columns,
+                       [&](int c) { return a.x + (SWIGLU_RESULT ? slots[first + c] / a.k : (i64)slots[first + c]) * padded; });
+#pragma unroll
+        for (int n = 0; n < NT; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int row = 8 * (i / 2) + lane / 4, column = 8 * n + lane % 4 * 2 + i % 2;
+                if (column >= columns) continue;
+                const i64 at = (i64)slots[first + column] * a.rows + begin + row;
+                if (SWIGLU_RESULT) {
+                    const float g = total[0][n][i] * row_factor(*gate, rows[0].row + minimum(row, maximum(rows[0].count - 1, 0)));
+                    const float u = total[1][n][i] * row_factor(*up, rows[1].row + minimum(row, maximum(rows[1].count - 1, 0)));
+                    if (row < rows[0].count) a.out[at] = to_bf16(silu(g) * u);
+                } else {
+#pragma unroll
+                    for (int h = 0; h < 2; ++h)
+                        if (row < rows[h].count) a.products[at + 16 * h] = total[h][n][i] * row_factor(*gate, rows[h].row + row);
+                }
+            }
+    }
+}
+
+KERNEL(experts_many_swiglu, Experts, 128, 2) { experts_many<true>(a); }
+KERNEL(experts_many_down, Experts, 128, 2) { experts_many<false>(a); }
+
+// A block a token: x += the products of its slots, weighted, in slot order.
+KERNEL(experts_add, Experts, 256, 1) {
+    after_predecessors();
+    for (int i = thread(); i < a.rows; i += threads()) {
+        float sum = 0;
+        for (int s = 0; s < a.k; ++s) sum += a.weights[block_x() * a.k + s] * a.products[(block_x() * a.k + s) * a.rows + i];
+        u16* out = a.out + block_x() * a.rows + i;
+        *out = to_bf16(from_bf16(*out) + sum);
+    }
+}

@@ -1,0 +1,113 @@
+// The machine underneath: every instruction the language has no word for, and the words the kernels are written in.
+// The kernels use nothing else of CUDA, so replacing this file is enough to run them elsewhere.
+#pragma once
+
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+using i64 = long long;
+
+#ifndef INFINITY
+#define INFINITY __int_as_float(0x7F800000)
+#endif
+
+#define KERNEL(name, Args, threads, blocks) \
+    extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Args a)
+#define DEVICE __device__ __forceinline__
+#define DYNAMIC_SHARED(name) extern __shared__ __align__(128) u8 name[]
+
+DEVICE int thread() { return threadIdx.x; }
+DEVICE int threads() { return blockDim.x; }
+DEVICE int block_x() { return blockIdx.x; }
+DEVICE int block_y() { return blockIdx.y; }
+DEVICE int block_z() { return blockIdx.z; }
+DEVICE int grid_x() { return gridDim.x; }
+
+DEVICE void sync() { __syncthreads(); }
+DEVICE void sync_warp() { __syncwarp(); }
+DEVICE void fence() { __threadfence(); }
+DEVICE int atomic_add(int* p, int v) { return atomicAdd(p, v); }
+DEVICE float shuffle_xor(float v, int mask) { return __shfl_xor_sync(~0u, v, mask); }
+DEVICE u64 shuffle_xor(u64 v, int mask) { return __shfl_xor_sync(~0u, v, mask); }
+
+// Waits for the kernels before this one in the stream; what comes first may overlap them, and must not touch their data.
+DEVICE void after_predecessors() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// -- numbers
+
+DEVICE u32 bits(float v) { return __float_as_uint(v); }
+DEVICE float from_bits(u32 v) { return __uint_as_float(v); }
+
+// Two floats as bf16, `lo` in the low half.
+DEVICE u32 pack(float lo, float hi) {
+    u32 r;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+    return r;
+}
+
+// a * b + c on two bf16, rounded once.
+DEVICE u32 fma2(u32 a, u32 b, u32 c) {
+    u32 r;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+    return r;
+}
+
+DEVICE float from_half(u16 v) {
+    float r;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(v));
+    return r;
+}
+
+// Four bytes picked from the eight of (a, b) by the nibbles of `selector`.
+DEVICE u32 bytes(u32 a, u32 b, u32 selector) { return __byte_perm(a, b, selector); }
+
+// -- asynchronous copies into shared memory
+
+DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+// 16 bytes, of which the first `valid` are read and the rest are zero. Both addresses are multiples of 16.
+DEVICE void copy16(void* dst, const void* src, int valid) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(dst)), "l"(src), "r"(valid) : "memory");
+}
+
+// 4 bytes, or zero. Both addresses are multiples of 4.
+DEVICE void copy4(void* dst, const void* src, int valid) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(dst)), "l"(src), "r"(valid) : "memory");
+}
+
+DEVICE void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Returns when all but this thread's `pending` newest groups have arrived.
+template <int pending> DEVICE void copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory"); }
+
+// -- tensor cores
+
+// c[16 x 8] += a[16 x 16] b[16 x 8]. With g = lane/4, t = lane%4: a0 = rows g, columns 2t, 2t+1; a1 = row g+8; a2, a3 =
+// the same at columns + 8; b0 = rows 2t, 2t+1 of column g; b1 = rows + 8; c0, c1 = row g, columns 2t, 2t+1; c2, c3 = row g+8.
+DEVICE void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// Four 8 x 8 tiles of bf16; lane 8i + r gives the address of row r of tile i. r[i]: row lane/4, columns 2*(lane%4) and + 1.
+DEVICE void load_tiles(u32 (&r)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+// The same, every tile transposed.
+DEVICE void load_tiles_transposed(u32 (&r)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}

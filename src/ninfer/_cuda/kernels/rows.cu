@@ -1,0 +1,170 @@
+// One row at a time: embedding, norms, weights decoded for a dense product, and the activation between two of them.
+#include "products.cuh"
+
+struct Embed {
+    const int* tokens;
+    u16* out;
+    i64 columns, rows, segments;
+    const Segment* segment;  // tile: first row of the matrix that the segment holds
+};
+
+// A block a token.
+KERNEL(embed, Embed, 256, 1) {
+    after_predecessors();
+    int token = a.tokens[block_x()];
+    if (token < 0 || token >= a.rows) token = 0;
+    int i = 0;
+    while (i + 1 < a.segments && token >= a.segment[i + 1].tile) ++i;
+    const Segment& s = a.segment[i];
+    const int row = (int)(s.first + token - s.tile);
+    u16* out = a.out + block_x() * a.columns;
+    with_format((int)s.format, [&](auto f) {
+        for (int k = 8 * thread(); k < a.columns; k += 8 * threads()) {
+            float v[8];
+            decode8<f.value>(v, s, row, k);
+            for (int j = 0; j < minimum(8, (int)a.columns - k); ++j) out[k + j] = to_bf16(v[j]);
+        }
+    });
+}
+
+struct Dense {
+    u16* out;  // [rows, columns] bf16
+    i64 columns, first, rows;
+    Segment segment;
+};
+
+// Rows [first, first + rows) of a stored matrix; a block's threads take eight columns each.
+KERNEL(dense, Dense, 256, 1) {
+    after_predecessors();
+    const int each = ((int)a.columns + 7) / 8;
+    const bool vectors = a.columns % 8 == 0;
+    with_format((int)a.segment.format, [&](auto f) {
+        for (i64 i = (i64)block_x() * threads() + thread(); i < a.rows * each; i += (i64)grid_x() * threads()) {
+            const int row = (int)(i / each), k = (int)(i % each) * 8;
+            float v[8];
+            decode8<f.value>(v, a.segment, (int)a.first + row, k);
+            u16* out = a.out + row * a.columns + k;
+            if (vectors) *(Word4*)out = {pack(v[0], v[1]), pack(v[2], v[3]), pack(v[4], v[5]), pack(v[6], v[7])};
+            else
+                for (int j = 0; j < minimum(8, (int)a.columns - k); ++j) out[j] = to_bf16(v[j]);
+        }
+    });
+}
+
+struct Norm {
+    u16* out;
+    const u16* x;
+    const u16* norm;
+    const int* index;  // or null: row i of out is row i of x
+    double eps;
+    i64 columns;
+};
+
+// A block a row: norm1(x[index], norm).
+KERNEL(final_norm, Norm, 256, 1) {
+    __shared__ float room[32];
+    after_predecessors();
+    const int K = (int)a.columns;
+    const bool vectors = K % 8 == 0;
+    const u16* x = a.x + (i64)(a.index ? a.index[block_x()] : block_x()) * K;
+    u16* out = a.out + (i64)block_x() * K;
+    float square = 0;
+    for (int k = 8 * thread(); k < K; k += 8 * threads()) {
+        float f[8];
+        unpack8(f, load8(x, k, K, vectors));
+#pragma unroll
+        for (int i = 0; i < 8; ++i) square += f[i] * f[i];
+    }
+    const float inverse = 1.0f / sqrtf(sum_block(square, room) / K + (float)a.eps);
+    for (int k = 8 * thread(); k < K; k += 8 * threads()) {
+        float f[8], w[8];
+        unpack8(f, load8(x, k, K, vectors));
+        unpack8(w, load8(a.norm, k, K, vectors));
+        for (int i = 0; i < minimum(8, K - k); ++i) out[k + i] = to_bf16(f[i] * inverse * (1.0f + w[i]));
+    }
+}
+
+struct Product {
+    u16* out;         // [tokens, out_stride], from column out_first
+    const float* gate;  // [tokens, columns]
+    const float* up;
+    i64 tokens, columns, out_first, out_stride;
+};
+
+// out = silu(gate) * up.
+KERNEL(product, Product, 256, 1) {
+    after_predecessors();
+    for (i64 i = (i64)block_x() * threads() + thread(); i < a.tokens * a.columns; i += (i64)grid_x() * threads()) {
+        const i64 token = i / a.columns, column = i % a.columns;
+        a.out[token * a.out_stride + a.out_first + column] = to_bf16(silu(a.gate[i]) * a.up[i]);
+    }
+}
+
+struct Add {
+    u16* x;         // [tokens, columns]
+    const float* y;  // [tokens, width]: columns [first, first + width) of what is added
+    const float* scale;  // [tokens] or null
+    i64 tokens, columns, first, width;
+};
+
+// x += scale * y.
+KERNEL(add, Add, 256, 1) {
+    after_predecessors();
+    for (i64 i = (i64)block_x() * threads() + thread(); i < a.tokens * a.width; i += (i64)grid_x() * threads()) {
+        const i64 token = i / a.width;
+        u16* x = a.x + token * a.columns + a.first + i % a.width;
+        *x = to_bf16(from_bf16(*x) + (a.scale ? a.scale[token] : 1.0f) * a.y[i]);
+    }
+}
+
+struct Move {
+    u16* dst;
+    const u16* src;
+    const int* index;
+    i64 words;  // of a row, 16 bits each
+};
+
+// A block a row: dst[index] = src where index is not negative.
+KERNEL(scatter, Move, 256, 1) {
+    after_predecessors();
+    const int row = a.index[block_x()];
+    if (row < 0) return;
+    for (i64 i = thread(); i < a.words; i += threads()) a.dst[row * a.words + i] = a.src[block_x() * a.words + i];
+}
+
+// A block a row: dst = src[index].
+KERNEL(gather, Move, 256, 1) {
+    after_predecessors();
+    const i64 row = a.index[block_x()];
+    for (i64 i = thread(); i < a.words; i += threads()) a.dst[block_x() * a.words + i] = a.src[row * a.words + i];
+}
+
+struct Operands {
+    const u16* x;
+    const u16* norm;
+    u8* out;  // [columns, padded] bf16
+    double eps;
+    i64 K, padded;
+};
+
+// One block a column: norm1(x, norm), or x, in operand order and padded with zeros.
+KERNEL(operands, Operands, 256, 1) {
+    __shared__ float room[32];
+    after_predecessors();
+    const int K = (int)a.K;
+    const u16* x = a.x + (i64)block_x() * K;
+    float inverse = 1.0f;
+    if (a.norm) {
+        float square = 0;
+        for (int k = 8 * thread(); k < K; k += 8 * threads()) {
+            float f[8];
+            unpack8(f, load8(x, k, K, K % 8 == 0));
+#pragma unroll
+            for (int i = 0; i < 8; ++i) square += f[i] * f[i];
+        }
+        inverse = 1.0f / sqrtf(sum_block(square, room) / K + (float)a.eps);
+    }
+    u8* out = a.out + (i64)block_x() * a.padded * 2;
+    for (int k = 8 * thread(); k < a.padded; k += 8 * threads())
+        *(Word4*)(out + 2 * k) = operand_order(normed8(x, a.norm, k, K, inverse));
+}

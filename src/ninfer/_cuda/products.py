@@ -1,0 +1,270 @@
+"""Products of columns with stored matrices: which kernel, how the work is cut, and its arguments."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+from ninfer._cuda.buffers import CudaBuffer
+from ninfer._cuda.matrix import NAMES, CudaMatrix, CudaRows
+from ninfer.errors import InvariantError
+
+STORE_BF16, STORE_F32, ADD, SWIGLU = range(4)
+
+STREAM_COLUMNS = 16
+"""Up to so many columns, they stay in shared memory while the weights stream by."""
+
+PANEL_COLUMNS = 128
+"""Up to so many columns, weights are decoded inside the product; for more, into bf16 once and multiplied by cuBLAS."""
+
+_MAX_SEGMENTS = 24
+_TICKETS = 1 << 16
+_ROOM = 128 << 20
+"""Bytes shared by what never lives at once: partial sums; operands; decoded weights and their products."""
+
+_WARPS, _STREAM_STAGES, _PANEL_STAGES, _PITCH = 8, 3, 3, 36
+_OPERANDS = 16 << 20
+_SCORES = 8 << 20
+
+Gemm = Callable[[int, int, str, int, int, int, int, int, bool], None]
+
+
+def pack(*words: Any) -> bytes:
+    """A kernel's arguments: buffers as addresses, ints, floats as double, bytes as they are; None is a null address."""
+    return b"".join(map(_word, words))
+
+
+def _word(value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, float):
+        return struct.pack("<d", value)
+    return struct.pack("<q", 0 if value is None else value if isinstance(value, int) else value.ptr)
+
+
+class Products:
+    """``outs[i] = x W_i^T`` in its variants, over one device."""
+
+    def __init__(self, device: Any, gemm: Gemm) -> None:
+        self._device = device
+        self._gemm = gemm
+        self._arena = device.arena(_ROOM + 4 * _TICKETS + _SCORES)
+        self.room: CudaBuffer = self._arena.buffer(0, (_ROOM,), "u8")
+        self.tickets: CudaBuffer = self._arena.buffer(_ROOM, (_TICKETS,), "i32")
+        self.scores: CudaBuffer = self._arena.buffer(_ROOM + 4 * _TICKETS, (_SCORES // 4,), "f32")
+
+    def __call__(
+        self,
+        result: int,
+        outs: Sequence[CudaBuffer],
+        x: CudaBuffer,
+        norm: CudaBuffer | None,
+        weights: Sequence[CudaMatrix],
+        eps: float = 0.0,
+        scale: CudaBuffer | None = None,
+        scratch: CudaBuffer | None = None,
+    ) -> None:
+        """``result`` says what becomes of the products. With SWIGLU, ``weights`` is (gate, up) and ``outs`` is one."""
+        columns, K = x.shape
+        for weight in weights:
+            if weight.cols != K:
+                raise InvariantError(f"x is {x.shape}, the weight has {weight.cols} columns")
+        for out, weight in zip(outs, weights, strict=result != SWIGLU):
+            short = result == STORE_F32 and out.shape[1] < weight.rows
+            if out.shape[0] != columns or (out.shape[1] != weight.rows and not short):
+                raise InvariantError(f"out is {out.shape}, not {(columns, weight.rows)}")
+        if result == SWIGLU and weights[0].rows != weights[1].rows:
+            raise InvariantError(f"gate has {weights[0].rows} rows, up {weights[1].rows}")
+        steps = list(_swiglu_steps(outs[0], *weights) if result == SWIGLU else _steps(outs, weights))
+        mixed = any(len({rows.format for rows, *_ in step}) > 1 for step in steps)
+        if columns > PANEL_COLUMNS or mixed:
+            self._dense(result, steps, x, norm, eps, scale, scratch)
+            return
+        for begin in range(0, len(steps), _MAX_SEGMENTS // (2 if result == SWIGLU else 1)):
+            group = steps[begin : begin + _MAX_SEGMENTS // (2 if result == SWIGLU else 1)]
+            if columns <= STREAM_COLUMNS:
+                self._stream(result, group, x, norm, eps, scale, scratch)
+            else:
+                self._panels(result, group, x, norm, eps, scale, scratch)
+
+    # -- kernels
+
+    def _stream(self, result: int, steps: list[Step], x: Any, norm: Any, eps: float, scale: Any, scratch: Any) -> None:
+        columns, K = x.shape
+        wide = columns > 8
+        segments, tiles, stage = _segments(steps, 32 if result != SWIGLU else 16)
+        fixed = _WARPS * _STREAM_STAGES * stage + 2 * _WARPS * (16 if wide else 8) * _PITCH * 4
+        cut = self._cut_stream(columns, K, tiles, fixed, steps[0][0][0].span)
+        if cut is None:  # little shared memory
+            self._panels(result, steps, x, norm, eps, scale, scratch)
+            return
+        resident, slices, slice_, shared = cut
+        words = self._words(result, x, norm, eps, scale, slices, slice_, stage, segments, len(steps), tiles, 0)
+        grid = max(1, min(tiles, resident // slices)), slices
+        self._launch("stream", "stream_16" if wide else "stream_8", grid, 256, words, shared)
+
+    def _cut_stream(self, columns: int, K: int, tiles: int, fixed: int, span: int) -> tuple[int, int, int, int] | None:
+        """(blocks that run at once, slices of K, columns of a slice, shared bytes of a block) of the shortest run."""
+        limit, best = self._device.shared_limit, None
+        for together in (2, 1):
+            room = limit // together - (2 << 10) * (together - 1) - fixed
+            resident = self._device.multiprocessors * together
+            for slice_ in range(512, K + 512, 512):
+                slice_ = min(slice_, -(-K // 128) * 128)
+                slices = -(-K // slice_)
+                if columns * (2 * slice_ + 64) > room or slices > resident:
+                    continue
+                if slices > 1 and (slices * tiles * 2048 > _ROOM or tiles > _TICKETS):
+                    continue
+                rounds = -(-tiles // max(1, resident // slices))
+                # a chunk of every warp, and what adding up a tile costs beside it
+                time = rounds * (-(-slice_ // (span * _WARPS)) + 0.3 + 0.3 * (slices > 1)) * together
+                if best is None or time < best[0]:
+                    best = time, resident, slices, slice_, fixed + columns * (2 * slice_ + 64)
+        return best and best[1:]
+
+    def _panels(self, result: int, steps: list[Step], x: Any, norm: Any, eps: float, scale: Any, scratch: Any) -> None:
+        """A launch a format, over operands made once."""
+        columns, K = x.shape
+        if any(NAMES[step[0][0].format] == "FP32" for step in steps):  # rare, and too large to stage
+            self._dense(result, steps, x, norm, eps, scale, scratch)
+            return
+        padded = -(-K // 128) * 128
+        if columns * padded * 2 > _OPERANDS:
+            raise InvariantError(f"{columns} columns of {K} exceed the workspace")
+        self._launch("rows", "operands", columns, 256, pack(x, norm, self.room, eps, K, padded), 0)
+        for format in sorted({step[0][0].format for step in steps}):
+            own = [step for step in steps if step[0][0].format == format]
+            self._panel(result, own, x.shape, scale)
+
+    def _panel(self, result: int, steps: list[Step], shape: tuple[int, int], scale: Any) -> None:
+        columns, K = shape
+        rows = steps[0][0][0]
+        segments, tiles, stage = _segments(steps, 128 if result != SWIGLU else 64)
+        narrow = columns <= 32 or self._panel_shared(stage, rows.span, 64) > self._device.shared_limit
+        width = 32 if narrow else 64
+        blocks = tiles * -(-columns // width)
+        wanted = max(1, 2 * self._device.multiprocessors // blocks)
+        most = (_ROOM - _OPERANDS) // (blocks * width * 128 * 4) if blocks <= _TICKETS else 1
+        slice_ = max(1, -(-K // max(1, min(wanted, most, K // 512) * 128))) * 128
+        slices = -(-K // slice_)
+        shared = self._panel_shared(stage, rows.span, width)
+        words = self._words(
+            result, self.room, None, 0.0, scale, slices, slice_, stage, segments, len(steps), tiles, _OPERANDS, shape
+        )
+        grid = (tiles, slices, -(-columns // width))
+        self._launch(f"panel_{width}", f"panel_{NAMES[rows.format]}", grid, 128, words, shared)
+
+    @staticmethod
+    def _panel_shared(stage: int, span: int, width: int) -> int:
+        return _PANEL_STAGES * (4 * stage + width * (2 * span + 64))
+
+    def _words(
+        self, result: int, x: Any, norm: Any, eps: float, scale: Any, slices: int, slice_: int, stage: int,
+        segments: bytes, steps: int, tiles: int, partial: int, shape: tuple[int, int] | None = None,
+    ) -> bytes:  # fmt: skip
+        columns, K = shape or x.shape
+        count = steps * (2 if result == SWIGLU else 1)
+        head = pack(
+            x, norm, eps, columns, K, result, slices, slice_, stage, count, tiles, scale, self.room.ptr + partial,
+            self.tickets,
+        )  # fmt: skip
+        return head + segments.ljust(_MAX_SEGMENTS * 128, b"\0")
+
+    def _launch(self, module: str, symbol: str, grid: Any, block: int, words: bytes, shared: int) -> None:
+        function = self._device.function(module, symbol, shared)
+        self._device.launch(function, grid, block, words, shared=shared, dependent=True)
+
+    # -- cuBLAS
+
+    def _dense(self, result: int, steps: list[Step], x: Any, norm: Any, eps: float, scale: Any, scratch: Any) -> None:
+        columns, K = x.shape
+        if norm is not None:
+            u = CudaBuffer(scratch.head(columns * K * 2).ptr, x.shape, "bf16")
+            self._launch("rows", "final_norm", columns, 256, pack(u, x, norm, None, eps, K), 0)
+            x = u
+        for step in steps:
+            height = step[0][0].rows
+            # rows whose decoded form fits one half of the workspace, and their products the other
+            most = max(1, _ROOM // 2 // (len(step) * max(2 * K, 4 * columns)))
+            most = most // 128 * 128 or most
+            for begin in range(0, height, most):
+                end = min(height, begin + most)
+                self._dense_rows(result, [(r.part(begin, end), o, f + begin) for r, o, f in step], x, scale)
+
+    def _dense_rows(self, result: int, parts: list[tuple[CudaRows, CudaBuffer, int]], x: Any, scale: Any) -> None:
+        columns, K = x.shape
+        products = self.room.ptr + _ROOM // 2
+        decoded = self.room.ptr
+        for i, (rows, out, first) in enumerate(parts):
+            weights = rows.words[0] + rows.first * 2 * K
+            if rows.format != 0:
+                weights = decoded + i * rows.rows * K * 2
+                blocks = min(8 * self._device.multiprocessors, -(-rows.rows * K // 2048))
+                segment = pack(*rows.words, 0, 0, 0, 0)
+                self._launch("rows", "dense", blocks, 256, pack(weights, K, rows.first, rows.rows, segment), 0)
+            if result == SWIGLU or (result == ADD and scale is not None):
+                c, stride, kind = products + i * columns * rows.rows * 4, rows.rows, "f32"
+            else:
+                size = 4 if result == STORE_F32 else 2
+                c, stride, kind = out.ptr + size * first, out.shape[1], "f32" if result == STORE_F32 else "bf16"
+            self._gemm(c, stride, kind, weights, x.ptr, rows.rows, columns, K, kind == "bf16" and result == ADD)
+        rows, out, first = parts[0]
+        blocks = min(8 * self._device.multiprocessors, -(-columns * rows.rows // 1024))
+        if result == SWIGLU:
+            up = products + columns * rows.rows * 4
+            words = pack(out, products, up, columns, rows.rows, first, out.shape[1])
+            self._launch("rows", "product", blocks, 256, words, 0)
+        elif result == ADD and scale is not None:
+            words = pack(out, products, scale, columns, out.shape[1], first, rows.rows)
+            self._launch("rows", "add", blocks, 256, words, 0)
+
+
+Step = tuple[tuple[CudaRows, CudaBuffer, int], ...]
+"""Rows that are worked on together (one, or gate and up), each with its out and first column there."""
+
+
+def _steps(outs: Sequence[CudaBuffer], weights: Sequence[CudaMatrix]) -> Iterator[Step]:
+    for out, weight in zip(outs, weights, strict=True):
+        first = 0
+        for rows in weight.parts:
+            count = min(rows.rows, out.shape[1] - first)
+            if count > 0:
+                yield ((rows.part(0, count), out, first),)
+            first += rows.rows
+
+
+def _swiglu_steps(out: CudaBuffer, gate: CudaMatrix, up: CudaMatrix) -> Iterator[Step]:
+    """Rows of gate and up that each lie in one segment."""
+    edges: list[set[int]] = []
+    for matrix in (gate, up):
+        at, own = 0, {0}
+        for rows in matrix.parts:
+            at += rows.rows
+            own.add(at)
+        edges.append(own)
+    bounds = sorted(edges[0] | edges[1])
+    for begin, end in pairwise(bounds):
+        yield tuple((_rows_at(m, begin, end), out, begin) for m in (gate, up))
+
+
+def _rows_at(matrix: CudaMatrix, begin: int, end: int) -> CudaRows:
+    at = 0
+    for rows in matrix.parts:
+        if begin < at + rows.rows:
+            return rows.part(begin - at, end - at)
+        at += rows.rows
+    raise InvariantError(f"rows [{begin}, {end}) of a matrix of {matrix.rows}")
+
+
+def _segments(steps: list[Step], tile_rows: int) -> tuple[bytes, int, int]:
+    """(the kernels' segment table, tiles, stage bytes of a warp)."""
+    table, tiles, stage = [], 0, 0
+    for step in steps:
+        for rows, out, first in step:
+            table.append(pack(*rows.words, out, first, out.shape[1], tiles))
+            stage = max(stage, rows.stage)
+        tiles += -(-step[0][0].rows // tile_rows)
+    return b"".join(table), tiles, stage

@@ -1,0 +1,83 @@
+"""Weights on their way to the device: mapped file -> pinned memory -> device, every stage busy at once."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ninfer._cuda import driver
+from ninfer._cuda.buffers import CudaBuffer
+from ninfer.errors import InvariantError
+
+SLAB = 64 << 20
+"""Smallest device allocation: objects below this size share one."""
+
+CHUNK = 16 << 20
+DEPTH = 4
+"""Bytes of a pinned chunk, and how many there are: while the device reads some, the host fills another."""
+
+COPIERS = 4
+"""Threads that fill a chunk. One alone is held up by page faults of the mapped file."""
+
+_ALIGN = 256
+
+
+class Residency:
+    """Read-only bytes made resident, packed into slabs.
+
+    Copies go over a stream of their own, so bytes can also be added while the device's stream records. ``device`` gives
+    memory, pinned arrays and events.
+    """
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        self._slab = 0
+        self._used = SLAB
+        self.stream = driver.call("cuStreamCreate", driver.bindings().CUstream_flags.CU_STREAM_NON_BLOCKING)
+        self._chunks: list[tuple[npt.NDArray[np.uint8], Any]] = []
+        self._next = 0
+        self._pool: ThreadPoolExecutor | None = None
+
+    def add(self, data: npt.NDArray[np.uint8]) -> CudaBuffer:
+        """Copy contiguous bytes [n] to the device; returns once the host has read them. Raises OutOfDeviceMemory."""
+        if data.dtype != np.uint8 or data.ndim != 1 or not data.flags.c_contiguous:
+            raise InvariantError("weights are contiguous bytes")
+        ptr = self._place(data.nbytes)
+        for begin in range(0, data.nbytes, CHUNK):
+            self._send(ptr + begin, data[begin : begin + CHUNK])
+        return CudaBuffer(ptr, (data.nbytes,), "u8")
+
+    def close(self) -> None:
+        """End the threads and the stream. The memory is the device's."""
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
+        driver.call("cuStreamDestroy", self.stream)
+
+    def _place(self, nbytes: int) -> int:
+        if nbytes >= SLAB:
+            return int(self._device.allocate(nbytes))
+        if self._used + nbytes > SLAB:
+            self._slab, self._used = self._device.allocate(SLAB), 0
+        ptr = self._slab + self._used
+        self._used += -(-nbytes // _ALIGN) * _ALIGN
+        return ptr
+
+    def _send(self, ptr: int, data: npt.NDArray[np.uint8]) -> None:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(COPIERS, "ninfer-load")
+            self._chunks = [(self._device.host((CHUNK,), "u8"), self._device.new_event()) for _ in range(DEPTH)]
+        pinned, read = self._chunks[self._next]
+        self._next = (self._next + 1) % DEPTH
+        driver.call("cuEventSynchronize", read)
+        step = max(1 << 20, -(-data.nbytes // COPIERS))
+        parts = [slice(at, min(at + step, data.nbytes)) for at in range(0, data.nbytes, step)]
+        if len(parts) == 1:
+            pinned[parts[0]] = data
+        else:
+            list(self._pool.map(lambda part: np.copyto(pinned[part], data[part]), parts))
+        driver.call("cuMemcpyHtoDAsync", ptr, pinned.ctypes.data, data.nbytes, self.stream)
+        driver.call("cuEventRecord", read, self.stream)

@@ -1,0 +1,142 @@
+"""The cache of machine code, with and without a compiler, and every kernel for every architecture."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from ninfer._cuda import compile as compiler
+from ninfer._cuda import driver, numba_kernels
+from ninfer.errors import DeviceError
+
+pytestmark = pytest.mark.usefixtures("cache")
+ARCHITECTURES = ("sm_80", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120")
+
+
+def source(name: str, built: list[str], text: str = "text", version: str = "1") -> compiler.Source:
+    def build(arch: str) -> bytes:
+        built.append(f"{name} {arch}")
+        return f"{name} {text} {arch}".encode()
+
+    return compiler.Source(name, text, build, lambda: version)
+
+
+def test_a_second_start_compiles_nothing() -> None:
+    built: list[str] = []
+    for _ in range(2):
+        seen: list[tuple[int, int, str]] = []
+        sources = [source(name, built) for name in ("a", "b", "c")]
+        cubins = compiler.compile_all(sources, "sm_80", lambda *step, seen=seen: seen.append(step))
+        assert cubins == [b"a text sm_80", b"b text sm_80", b"c text sm_80"]
+        assert seen == [(1, 3, "a"), (2, 3, "b"), (3, 3, "c")]
+    assert sorted(built) == ["a sm_80", "b sm_80", "c sm_80"]
+
+
+def test_text_architecture_and_compiler_are_told_apart() -> None:
+    built: list[str] = []
+    compiler.cubin(source("a", built), "sm_80")
+    assert compiler.cubin(source("a", built, text="other"), "sm_80") == b"a other sm_80"
+    assert compiler.cubin(source("a", built), "sm_90") == b"a text sm_90"
+    compiler.cubin(source("a", built, version="2"), "sm_80")
+    assert len(built) == 4
+
+
+def test_a_damaged_file_is_compiled_again(cache: Path) -> None:
+    built: list[str] = []
+    compiler.cubin(source("a", built), "sm_80")
+    (file,) = (cache / "cuda").iterdir()
+    for damage in (file.read_bytes()[:-1], b"", b"x" * 100):
+        file.write_bytes(damage)
+        assert compiler.cubin(source("a", built), "sm_80") == b"a text sm_80"
+    assert len(built) == 4
+
+
+def test_a_folder_that_cannot_be_used_only_costs_time(cache: Path) -> None:
+    (cache / "cuda").write_text("in the way")
+    built: list[str] = []
+    for _ in range(2):
+        assert compiler.cubin(source("a", built), "sm_80") == b"a text sm_80"
+    assert len(built) == 2
+
+
+def test_a_failed_compilation_leaves_no_file(cache: Path) -> None:
+    def fail(arch: str) -> bytes:
+        raise DeviceError("broken.cu: error")
+
+    broken = compiler.Source("broken", "", fail, lambda: "1")
+    with pytest.raises(DeviceError, match="broken"):
+        compiler.compile_all([source("a", []), broken], "sm_80")
+    assert [file.name.split("-")[0] for file in (cache / "cuda").iterdir()] == ["a"]
+
+
+def test_writers_do_not_disturb_each_other() -> None:
+    threads = [threading.Thread(target=lambda: compiler.cubin(source("a", []), "sm_80")) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    built: list[str] = []
+    assert compiler.cubin(source("a", built), "sm_80") == b"a text sm_80"
+    assert built == []
+
+
+def test_architectures() -> None:
+    assert [compiler.architecture(c) for c in ((8, 0), (8, 9), (9, 0), (12, 0))] == [
+        "sm_80",
+        "sm_89",
+        "sm_90a",
+        "sm_120",
+    ]
+
+
+def test_without_a_gpu_the_missing_piece_is_named() -> None:
+    if Path("/proc/driver/nvidia").exists():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(DeviceError, match=r"no NVIDIA (driver|GPU)|install ninfer\[cuda12\]"):
+        driver.bindings()
+
+
+@pytest.fixture
+def compilers() -> None:
+    pytest.importorskip("cuda.bindings.nvrtc", reason="no CUDA compiler: pip install ninfer[cuda13]")
+    pytest.importorskip("numba_cuda", reason="no Numba CUDA target: pip install ninfer[cuda13]")
+
+
+@pytest.mark.usefixtures("compilers")
+def test_diagnostics_of_a_kernel_that_does_not_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "broken.cu").write_text('#include "part.cuh"\nextern "C" __global__ void k() { int x = ; }')
+    (tmp_path / "part.cuh").write_text("#include <cuda_bf16.h>\n")
+    monkeypatch.setattr(compiler, "KERNELS", tmp_path)
+    with pytest.raises(DeviceError, match=r"broken\.cu\(2\): error"):
+        compiler.cubin(compiler.cuda_source("broken"), "sm_80")
+    (tmp_path / "whole.cu").write_text(
+        '#include "part.cuh"\nextern "C" __global__ void k(__nv_bfloat16* x) { *x = N; }'
+    )
+    code = compiler.cubin(compiler.cuda_source("whole", ("N=3",)), "sm_80")
+    assert code[:4] == b"\x7fELF"
+    assert compiler.cuda_source("whole", ("N=3",)).path("sm_80") != compiler.cuda_source("whole", ("N=4",)).path(
+        "sm_80"
+    )
+
+
+ONCE, EVERY = "sm_90a", tuple(arch for arch in ARCHITECTURES if arch != "sm_90a")
+
+
+@pytest.mark.usefixtures("compilers")
+@pytest.mark.parametrize("arch", [ONCE, *(pytest.param(arch, marks=pytest.mark.full) for arch in EVERY)])
+@pytest.mark.parametrize("name", [source.name for source in numba_kernels.sources()])
+def test_numba_kernels_compile(name: str, arch: str) -> None:
+    (kernel,) = (source for source in numba_kernels.sources() if source.name == name)
+    code = kernel.build(arch)
+    assert code[:4] == b"\x7fELF"
+    assert name.encode() in code
+
+
+@pytest.mark.usefixtures("compilers")
+@pytest.mark.parametrize("arch", [ONCE, *(pytest.param(arch, marks=pytest.mark.full) for arch in EVERY)])
+@pytest.mark.parametrize("name", compiler.kernel_names())
+def test_kernels_compile(name: str, arch: str) -> None:
+    code = compiler.cuda_source(name).build(arch)
+    assert code[:4] == b"\x7fELF"

@@ -1,0 +1,227 @@
+"""The CUDA device over a driver that needs no GPU: memory, order of work, teardown, faults."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from fakes.cuda_driver import CUresult, FakeDriver
+
+from ninfer._cuda import residency
+from ninfer._cuda.device import CudaDevice
+from ninfer.errors import DeviceError, InvariantError, OutOfDeviceMemory
+
+
+def alive(driver: FakeDriver) -> dict[str, int]:
+    return {kind: count for kind, count in driver.live.items() if count}
+
+
+def test_arenas_are_zeroed_aligned_and_returned(device: CudaDevice, driver: FakeDriver) -> None:
+    arena = device.arena(1000)
+    buffer = arena.buffer(256, (3, 5), "i32")
+    assert buffer.ptr % 256 == 0
+    out = device.host((3, 5), "i32")
+    out[:] = 7
+    device.download(out, buffer)
+    assert not out.any()
+    for offset, shape in ((1, (1,)), (-256, (1,)), (768, (100,))):
+        with pytest.raises(InvariantError):
+            arena.buffer(offset, shape, "i32")
+    arena.close()
+    arena.close()
+    assert driver.used == 0
+
+
+def test_memory_that_is_not_there(device: CudaDevice, driver: FakeDriver) -> None:
+    driver.total = 1 << 24
+    taken = device.arena(1 << 20)
+    with pytest.raises(OutOfDeviceMemory, match=f"{1 << 24} bytes needed, {(1 << 24) - (1 << 20)} free") as caught:
+        device.arena(1 << 24)
+    assert caught.value.free == (1 << 24) - (1 << 20)
+    taken.close()
+    device.arena(1 << 24)
+
+
+def test_copies_check_both_sides(device: CudaDevice) -> None:
+    buffer = device.arena(256).buffer(0, (4, 4), "f32")
+    values = np.arange(16, dtype=np.float32).reshape(4, 4)
+    device.upload(buffer, values)
+    back = np.empty((2, 4), np.float32)
+    device.copy(buffer.slice(0, 2), buffer.slice(2, 4))
+    device.download(back, buffer.slice(0, 2))
+    np.testing.assert_array_equal(back, values[2:])
+    device.zero(buffer.slice(1, 2))
+    device.download(back, buffer.head(2, 4))
+    np.testing.assert_array_equal(back, [values[2], [0] * 4])
+    for wrong in (values.astype(np.float64), values[:2], values.T):
+        with pytest.raises(InvariantError):
+            device.upload(buffer, wrong)
+    with pytest.raises(InvariantError):
+        device.copy(buffer, buffer.slice(0, 1))
+    with pytest.raises(InvariantError):
+        buffer.head(17)
+    with pytest.raises(InvariantError):
+        buffer.slice(3, 5)
+
+
+@pytest.mark.parametrize("sizes", [(1, 300, 5000), (70_000, 200_000, 130_000, 1), (0, 65_536)])
+def test_weights_arrive_whole(
+    device: CudaDevice, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...]
+) -> None:
+    """Objects smaller than a slab share one; larger ones travel in chunks, each filled by several threads."""
+    for name, value in (("SLAB", 1 << 17), ("CHUNK", 1 << 15)):
+        monkeypatch.setattr(residency, name, value)
+    rng = np.random.default_rng(0)
+    data = [rng.integers(0, 256, size, dtype=np.uint8) for size in sizes]
+    buffers = [device.weights(each) for each in data]
+    for each, buffer in zip(data, buffers):
+        assert buffer.ptr % 256 == 0
+        back = device.host((each.size,), "u8")
+        device.download(back, buffer)
+        np.testing.assert_array_equal(back, each)
+    spans = sorted((b.ptr, b.ptr + b.nbytes) for b in buffers)
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
+    with pytest.raises(InvariantError):
+        device.weights(np.zeros((2, 2), np.uint8))
+
+
+def test_a_graph_repeats_what_was_recorded(device: CudaDevice, driver: FakeDriver) -> None:
+    buffer = device.arena(256).buffer(0, (8,), "u8")
+    other = device.arena(256).buffer(0, (8,), "u8")
+    add = device.function("add", "add")
+    device.upload(buffer, np.arange(8, dtype=np.uint8))
+
+    def work() -> None:
+        device.launch(add, 3, (32, 2), buffer, 5)
+        device.copy(other, buffer)
+
+    graph = device.capture(work)
+    assert driver.launches == []
+    out = device.host((8,), "u8")
+    before = driver.live.copy()
+    for _ in range(3):
+        device.zero(other)
+        graph.launch()
+        device.download(out, other)
+        np.testing.assert_array_equal(out, np.arange(8))
+    assert driver.live == before
+    assert len(driver.launches) == 3
+    assert driver.launches[0][:2] == ("add", (3, 1, 1))
+    graph.close()
+    graph.close()
+    with pytest.raises(InvariantError):
+        graph.launch()
+
+
+def test_tables_are_filled_while_work_is_recorded(device: CudaDevice, driver: FakeDriver) -> None:
+    tables = []
+    graph = device.capture(lambda: tables.append(device.table([1, -7, 1 << 62])))
+    out = device.host((3,), "i64")
+    device.download(out, tables[0])
+    assert out.tolist() == [1, -7, 1 << 62]
+    graph.close()
+
+
+def test_a_recording_that_raises_leaves_nothing(device: CudaDevice, driver: FakeDriver) -> None:
+    before = alive(driver)
+
+    def broken() -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError):
+        device.capture(broken)
+    with pytest.raises(InvariantError):
+        device.capture(lambda: device.capture(lambda: None))
+    driver.fail["cuGraphInstantiate"] = CUresult.CUDA_ERROR_OUT_OF_MEMORY
+    with pytest.raises(OutOfDeviceMemory):
+        device.capture(lambda: None)
+    assert alive(driver) == before
+    driver.fail.clear()
+    device.capture(lambda: None).close()
+
+
+def test_close_frees_everything_graphs_first(driver: FakeDriver) -> None:
+    for _ in range(5):
+        device = CudaDevice()
+        arena = device.arena(4096)
+        device.host((10,), "f32")
+        device.weights(np.ones(100, np.uint8))
+        event = device.event()
+        event.record()
+        assert event.done()
+        event.wait()
+        graph = device.capture(lambda: None)
+        driver.order.clear()
+        device.close()
+        device.close()
+        assert alive(driver) == {}
+        assert driver.used == 0
+        assert driver.order[0] == "graph"
+        assert driver.order[-2:] == ["stream", "context"]
+        assert driver.order.index("module") < driver.order.index("memory")
+        arena.close()
+        graph.close()
+        with pytest.raises(DeviceError, match="closed"):
+            device.arena(1)
+
+
+def test_events_report_faults_and_pending_work(device: CudaDevice, driver: FakeDriver) -> None:
+    event = device.event()
+    driver.fail["cuEventQuery"] = CUresult.CUDA_ERROR_NOT_READY
+    assert not event.done()
+    driver.fail["cuEventQuery"] = driver.fail["cuEventSynchronize"] = CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
+    with pytest.raises(DeviceError, match="ILLEGAL_ADDRESS"):
+        event.done()
+    with pytest.raises(DeviceError, match="cuEventSynchronize"):
+        event.wait()
+
+
+def test_after_a_fault_the_context_is_reset(driver: FakeDriver) -> None:
+    device = CudaDevice()
+    device.arena(100)
+    broken = CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
+    driver.fail = dict.fromkeys(("cuCtxSynchronize", "cuMemFree", "cuStreamDestroy", "cuModuleUnload"), broken)
+    device.close()
+    assert driver.order[-2:] == ["context", "reset"]
+
+
+def test_bandwidth_is_bytes_over_time(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = CudaDevice()
+    monkeypatch.setattr(device, "function", lambda module, symbol: symbol)
+    before = alive(driver)
+    bandwidth = device.read_bandwidth()
+    assert alive(driver) == before
+    assert {launch[0] for launch in driver.launches} == {"sweep"}
+    words = driver.launches[0][-1][2]
+    assert bandwidth == pytest.approx(8 * words / 0.25e-3)
+    assert words % (4 * 16 * 132 * 256) == 0
+    device.close()
+
+
+FALLIBLE = (
+    "cuDriverGetVersion", "cuDeviceGetCount", "cuDeviceGetAttribute", "cuDevicePrimaryCtxRetain", "cuStreamCreate",
+    "cuModuleLoadData",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FALLIBLE)
+def test_a_start_that_fails_leaves_nothing(driver: FakeDriver, name: str) -> None:
+    driver.fail[name] = CUresult.CUDA_ERROR_INVALID_HANDLE
+    with pytest.raises(DeviceError, match=name):
+        CudaDevice()
+    assert alive(driver) == {}
+
+
+def test_machines_that_cannot_serve(driver: FakeDriver) -> None:
+    driver.version = 12040
+    with pytest.raises(DeviceError, match=r"supports CUDA 12\.4, kernels need 13\.0"):
+        CudaDevice()
+    driver.version = 13000
+    with pytest.raises(DeviceError, match=r"cuda:3: 1 GPU visible"):
+        CudaDevice(3)
+    driver.attributes["CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR"] = 7
+    driver.attributes["CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR"] = 5
+    with pytest.raises(DeviceError, match=r"Fake GPU has compute capability 7\.5, kernels need 8\.0"):
+        CudaDevice()
+    assert alive(driver) == {}

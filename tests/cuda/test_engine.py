@@ -1,0 +1,133 @@
+"""Which device an engine takes, and what a whole engine asks of the driver."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from fakes.cuda_driver import CUresult, FakeDriver
+
+import ninfer
+from ninfer._cuda import blas
+from ninfer._cuda import compile as compiler
+from ninfer._cuda import device as device_module
+from ninfer._cuda import driver as driver_module
+from ninfer.errors import DeviceError, InvalidRequest
+from ninfer.models.qwen3_5.synthetic import synthetic_source
+from ninfer.options import EngineOptions
+from ninfer.program import KVCodec
+from ninfer.runtime.devices import codec, open_device
+
+
+def missing() -> None:
+    raise DeviceError("no NVIDIA driver on this machine")
+
+
+def test_a_named_gpu_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_module, "bindings", missing)
+    with pytest.raises(DeviceError, match="no NVIDIA driver"):
+        open_device(EngineOptions(device="cuda:0"))
+
+
+def test_auto_falls_back_to_the_host_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(driver_module, "bindings", missing)
+    with caplog.at_level(logging.INFO, "ninfer"):
+        device = open_device(EngineOptions())
+    device.close()
+    assert device.kind == "cpu"
+    assert [record.getMessage() for record in caplog.records] == [
+        "running on the CPU: no NVIDIA driver on this machine"
+    ]
+
+
+def test_auto_takes_the_first_gpu(driver: FakeDriver) -> None:
+    seen: list[tuple[str, int, int]] = []
+    device = open_device(EngineOptions(progress=lambda *step: seen.append(step)))
+    assert (device.kind, device.name) == ("cuda", "cuda:0 (Fake GPU)")
+    assert seen == [("compile", 1, 1)]
+    assert codec(EngineOptions(), device) is KVCodec.BF16
+    with pytest.raises(InvalidRequest, match="kv_dtype"):
+        codec(EngineOptions(kv_dtype="fp32"), device)
+    device.close()
+    with pytest.raises(DeviceError, match="cuda:7: 1 GPU visible"):
+        open_device(EngineOptions(device="cuda:7"))
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:", "cuda:-1", "cuda:x", "cuda:0 ", "CUDA:0", "gpu", "cuda:\u0661"])
+def test_names_that_are_refused(device: str) -> None:
+    with pytest.raises(InvalidRequest, match="device"):
+        EngineOptions(device=device)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, cache: object) -> FakeDriver:
+    """A driver under the product's own Ops; kernels do nothing, so every logit and token is 0."""
+    fake = FakeDriver(memory=2 << 30)
+    sources = [without_code(source) for source in device_module.kernel_sources()]
+    monkeypatch.setattr(driver_module, "bindings", lambda: fake)
+    monkeypatch.setattr(compiler, "nvrtc_version", lambda: "nvrtc 13.0")
+    monkeypatch.setattr(device_module, "kernel_sources", lambda: sources)
+    for name in ("__init__", "__call__", "close"):
+        monkeypatch.setattr(blas.Blas, name, lambda *arguments, **options: None)
+    return fake
+
+
+def without_code(source: compiler.Source) -> compiler.Source:
+    return compiler.Source(source.name, "text", lambda arch: b"code", lambda: "compiler")
+
+
+GREEDY = ninfer.SamplingParams(temperature=0)
+
+
+def open_engine(**options: object) -> ninfer.Engine:
+    source = synthetic_source("tiny", "q4-mixed")
+    return ninfer.Engine(source, device="cuda:0", max_context=512, progress=False, max_concurrency=2, **options)
+
+
+def generate(engine: ninfer.Engine, tokens: int) -> ninfer.GenerationResult:
+    return engine.generate(ninfer.TokenPrompt([1, 2, 3]), max_tokens=tokens, sampling=GREEDY, ignore_eos=True)
+
+
+def test_a_decode_round_is_two_graphs_one_copy_each_way_and_no_allocation(machine: FakeDriver) -> None:
+    with open_engine() as engine:
+        generate(engine, 8)
+        machine.calls.clear()
+        short = generate(engine, 10)
+        few = machine.calls.copy()
+        machine.calls.clear()
+        generate(engine, 30)
+        more = machine.calls - few
+        assert len(short.token_ids) == 10
+        assert not any("Alloc" in name or "Free" in name or "Create" in name for name in few + more)
+        assert not any(name.startswith("cuLaunchKernel") for name in more)
+        assert more["cuGraphLaunch"] == 2 * 20
+        assert more["cuMemcpyHtoDAsync"] == more["cuMemcpyDtoHAsync"] == 20
+        assert more["cuCtxSynchronize"] == more["cuStreamSynchronize"] == 0
+    assert {kind: count for kind, count in machine.live.items() if count} == {}
+
+
+@pytest.mark.parametrize("name", ["cuGraphLaunch", "cuEventSynchronize", "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync"])
+def test_a_fault_fails_the_engine_and_the_next_one_opens(machine: FakeDriver, name: str) -> None:
+    engine = open_engine()
+    generate(engine, 4)
+    machine.fail[name] = CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
+    with pytest.raises(ninfer.EngineFailed) as caught:
+        generate(engine, 4)
+    assert isinstance(caught.value.__cause__ or caught.value.cause, DeviceError)
+    assert not engine.available
+    engine.close()
+    machine.fail.clear()
+    with open_engine() as again:
+        assert len(generate(again, 4).token_ids) == 4
+
+
+@pytest.mark.parametrize(("megabytes", "what"), [(100, "bytes needed"), (150, "bytes needed"), (202, "kv")])
+def test_a_model_that_does_not_fit_says_by_how_much(machine: FakeDriver, megabytes: int, what: str) -> None:
+    """Too little for the Ops' own workspace, for the weights, and for the plan, which lists its components."""
+    machine.total = megabytes << 20
+    with pytest.raises(ninfer.OutOfDeviceMemory, match=what) as caught:
+        open_engine(kv_capacity=1024)
+    assert 0 <= caught.value.free <= machine.total
+    assert {kind: count for kind, count in machine.live.items() if count} == {}

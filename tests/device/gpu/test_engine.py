@@ -1,0 +1,92 @@
+"""A whole engine on a GPU against the same engine on the host, over the small trained model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ninfer
+from ninfer.contract import Device
+
+pytestmark = pytest.mark.device
+ARTIFACT = Path(__file__).parents[3] / "examples" / "tiny" / "tiny.ninfer"
+PROMPTS = [
+    "Hello!",
+    "What is 7 plus 5?",
+    "Where is Ada?",
+    "Tell me about the weather in Oslo.",
+    "2 + 2",
+    "Who are you?",
+]
+MARGIN = 0.3
+"""Natural log by which bf16 activations may move a log-probability of this model."""
+
+
+@pytest.fixture(scope="module")
+def engines(gpu: Device) -> Iterator[tuple[ninfer.Engine, ninfer.Engine]]:
+    with (
+        ninfer.Engine(ARTIFACT, device="cuda:0", max_concurrency=4, max_context=1024, progress=False) as fast,
+        ninfer.Engine(ARTIFACT, device="cpu", max_concurrency=4, max_context=1024, progress=False) as slow,
+    ):
+        yield fast, slow
+
+
+def agree(got: ninfer.GenerationResult, want: ninfer.GenerationResult) -> int:
+    """Tokens are equal up to the first close call of the host; returns how many were compared."""
+    assert got.logprobs is not None
+    assert want.logprobs is not None
+    for i, (mine, theirs) in enumerate(zip(got.token_ids, want.token_ids)):
+        first, second = want.logprobs[i].top[:2]
+        gap = first.logprob - second.logprob
+        if mine != theirs:
+            assert gap < MARGIN, f"token {i}: {mine} for {theirs}, {gap:.3f} ahead of the next"
+            return i
+        assert abs(got.logprobs[i].logprob - want.logprobs[i].logprob) < MARGIN
+    return min(len(got.token_ids), len(want.token_ids))
+
+
+def test_same_tokens_as_the_host(engines: tuple[ninfer.Engine, ninfer.Engine]) -> None:
+    fast, slow = engines
+    options = ninfer.RequestOptions(max_tokens=48, sampling=ninfer.SamplingParams(temperature=0), logprobs=2)
+    got, want = fast.generate(PROMPTS, options), slow.generate(PROMPTS, options)
+    assert sum(agree(*pair) for pair in zip(got, want)) > 48
+
+
+def test_a_constraint_holds_and_seeds_repeat(engines: tuple[ninfer.Engine, ninfer.Engine]) -> None:
+    pytest.importorskip("xgrammar")
+    fast, _ = engines
+    schema = {
+        "type": "object",
+        "properties": {"n": {"type": "integer"}},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
+    options = {
+        "max_tokens": 40, "sampling": ninfer.SamplingParams(temperature=1.0, top_k=0, seed=3),
+        "constraint": ninfer.OutputConstraint.json_schema(schema),
+    }  # fmt: skip
+    alone = fast.generate("Give me a number", **options)
+    together = fast.generate(["Give me a number"] * 4, **options)
+    assert isinstance(alone.parsed["n"], int)
+    assert isinstance(together[0].parsed["n"], int)
+    assert alone.token_ids == fast.generate("Give me a number", **options).token_ids
+
+
+def test_long_prompts_are_prefilled_in_chunks(engines: tuple[ninfer.Engine, ninfer.Engine]) -> None:
+    fast, slow = engines
+    text = ninfer.TokenPrompt([17 + i * 31 % 200 for i in range(700)])
+    options = ninfer.RequestOptions(
+        max_tokens=8, sampling=ninfer.SamplingParams(temperature=0), logprobs=2, ignore_eos=True
+    )
+    agree(fast.generate(text, options), slow.generate(text, options))
+
+
+def test_memory_comes_back(gpu: Device, engines: object) -> None:
+    free = []
+    for _ in range(3):
+        with ninfer.Engine(ARTIFACT, device="cuda:0", kv_capacity=4096, max_context=1024, progress=False) as engine:
+            engine.generate("Hi", max_tokens=2)
+        free.append(gpu.memory().free)
+    assert max(free) - min(free) < 64 << 20

@@ -1,0 +1,126 @@
+"""Memory of a real GPU: transfers, exhaustion, graphs that allocate nothing, and teardown."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ninfer.contract import Device
+from ninfer.errors import OutOfDeviceMemory
+
+pytestmark = pytest.mark.device
+SLACK = 64 << 20
+"""Bytes by which free memory may differ between two readings: what the driver keeps for itself."""
+
+
+def finish(device: Device) -> None:
+    event = device.event()
+    event.record()
+    event.wait()
+
+
+@pytest.mark.parametrize("nbytes", [1, 1000, 16 << 20, (48 << 20) + 12345, 200 << 20])
+def test_weights_arrive_whole(gpu: Device, nbytes: int) -> None:
+    data = np.random.default_rng(nbytes).integers(0, 256, nbytes, dtype=np.uint8)
+    buffers = [gpu.weights(data), gpu.weights(data[::-1].copy())]
+    out = gpu.host((nbytes,), "u8")
+    for buffer, want in zip(buffers, (data, data[::-1])):
+        gpu.download(out, buffer)
+        finish(gpu)
+        assert np.array_equal(out, want)
+
+
+def test_arenas_are_zero_and_exhaustion_is_typed(gpu: Device) -> None:
+    free = gpu.memory().free
+    arena = gpu.arena(1 << 30)
+    out = gpu.host((1 << 20,), "u8")
+    gpu.download(out, arena.buffer((1 << 30) - (1 << 20), (1 << 20,), "u8"))
+    finish(gpu)
+    assert not out.any()
+    with pytest.raises(OutOfDeviceMemory) as caught:
+        gpu.arena(gpu.memory().total)
+    assert 0 < caught.value.free < gpu.memory().total
+    arena.close()
+    assert abs(gpu.memory().free - free) < SLACK
+
+
+def test_a_replay_sees_new_inputs_and_allocates_nothing(gpu: Device) -> None:
+    arena = gpu.arena(1 << 20)
+    source, target = (arena.buffer(at, (64, 256), "f32") for at in (0, 1 << 18))
+    index = arena.buffer(1 << 19, (16,), "i32")
+    rng = np.random.default_rng(0)
+    graph = gpu.capture(lambda: gpu.ops.gather(target.head(16, 256), source, index))
+    host, out = gpu.host((64, 256), "f32"), gpu.host((16, 256), "f32")
+    rows = gpu.host((16,), "i32")
+    free = gpu.memory().free
+    for _ in range(5):
+        host[:], rows[:] = rng.normal(size=host.shape), rng.integers(0, 64, 16)
+        gpu.upload(source, host)
+        gpu.upload(index, rows)
+        graph.launch()
+        gpu.download(out, target.head(16, 256))
+        finish(gpu)
+        np.testing.assert_array_equal(out, host[rows])
+    assert gpu.memory().free == free
+    graph.close()
+    arena.close()
+
+
+def test_bandwidth_is_plausible(gpu: Device) -> None:
+    assert 100e9 < gpu.read_bandwidth() < 50e12  # type: ignore[attr-defined]
+
+
+CYCLES = """
+import numpy as np
+from ninfer._cuda.device import CudaDevice
+free = []
+for _ in range(5):
+    device = CudaDevice(0)
+    free.append(device.memory().free)
+    arena = device.arena(1 << 30)
+    device.weights(np.ones(100 << 20, np.uint8))
+    graph = device.capture(lambda: device.zero(arena.buffer(0, (256,), "u8")))
+    graph.launch()
+    device.close()
+assert max(free) - min(free) < 64 << 20, free
+"""
+
+FAULT = """
+import numpy as np
+import pytest
+from ninfer._cuda.buffers import CudaBuffer
+from ninfer._cuda.device import CudaDevice
+from ninfer.errors import DeviceError
+device = CudaDevice(0)
+arena = device.arena(1 << 20)
+nowhere = CudaBuffer(0x10, (1 << 20,), "u64")
+device.launch(device.function("sweep", "sweep"), 1, 256, arena.buffer(0, (4096,), "u64"), nowhere, 1 << 20)
+event = device.event()
+event.record()
+with pytest.raises(DeviceError):
+    event.wait()
+device.close()
+device = CudaDevice(0)
+values = np.arange(64, dtype=np.float32)
+buffer, out = device.arena(256).buffer(0, (64,), "f32"), device.host((64,), "f32")
+device.upload(buffer, values)
+device.download(out, buffer)
+event = device.event()
+event.record()
+event.wait()
+assert (out == values).all()
+device.close()
+"""
+
+
+@pytest.mark.parametrize("script", [CYCLES, FAULT], ids=["five cycles", "after a fault"])
+@pytest.mark.usefixtures("gpu")
+def test_a_process_can_open_the_next_device(script: str) -> None:
+    """Five times over without losing memory, and after a kernel that read where there is nothing."""
+    here = Path(__file__).parents[3]
+    done = subprocess.run([sys.executable, "-c", script], cwd=here, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]

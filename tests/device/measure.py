@@ -1,0 +1,319 @@
+"""Measure a GPU: ``python tests/device/measure.py [--out FOLDER] [--only STAGE,...] [--seconds N]``.
+
+Every stage runs in a process of its own with its own time limit, so one that hangs or faults costs no other. What was
+checked and timed is printed last, as one table. The folder keeps it as ``report.json``, and ``log.txt`` what was said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+ARTIFACT = ROOT / "examples" / "tiny" / "tiny.ninfer"
+Rows = list[tuple[str, str]]
+
+LIMITS = {
+    "start": 30, "kernels": 70, "ops": 60, "model 4b": 30, "model 27b": 45, "model 0.8b": 25, "tests": 60,
+    "sampler": 30,
+}  # fmt: skip
+"""Seconds of each stage, in the order they run."""
+
+
+@contextmanager
+def opened() -> Iterator[Any]:
+    """A device for one stage."""
+    from ninfer._cuda.device import CudaDevice
+
+    device = CudaDevice(0)
+    try:
+        yield device
+    finally:
+        device.close()
+
+
+class Clock:
+    """Times work on a device's stream by events."""
+
+    def __init__(self, device: Any) -> None:
+        from ninfer._cuda import driver
+
+        self.device, self._call = device, driver.call
+        device.enter()
+        self._events = [driver.call("cuEventCreate", 0) for _ in range(2)]
+
+    def seconds(self, work: Callable[[], None], repeat: int = 20, rounds: int = 5) -> float:
+        """Median over ``rounds`` of the mean of ``repeat`` submissions."""
+        work()
+        times = []
+        for _ in range(rounds):
+            self._call("cuEventRecord", self._events[0], self.device.stream)
+            for _ in range(repeat):
+                work()
+            self._call("cuEventRecord", self._events[1], self.device.stream)
+            self._call("cuEventSynchronize", self._events[1])
+            times.append(1e-3 * self._call("cuEventElapsedTime", *self._events) / repeat)
+        return median(times)
+
+
+def start(out: Path) -> Rows:
+    """How long a device takes to open, what it can read, and how fast weights arrive."""
+    import numpy as np
+
+    rows: Rows = []
+    for name in ("first start", "second start"):
+        begin = time.perf_counter()
+        with opened() as device:
+            rows.append((name, f"{time.perf_counter() - begin:.2f} s"))
+            if name == "first start":
+                continue
+            memory = device.memory()
+            rows.append((device.name, f"{memory.free / 1e9:.1f} of {memory.total / 1e9:.1f} GB free"))
+            rows.append(("read bandwidth", f"{device.read_bandwidth() / 1e12:.3f} TB/s"))
+            with tempfile.TemporaryDirectory() as folder:
+                file = Path(folder) / "weights"
+                np.tile(np.random.default_rng(0).integers(0, 256, 64 << 20, dtype=np.uint8), 32).tofile(file)
+                for attempt in ("first", "second"):
+                    mapped = np.memmap(file, np.uint8, "r")
+                    begin = time.perf_counter()
+                    device.weights(np.asarray(mapped))
+                    event = device.event()
+                    event.record()
+                    event.wait()
+                    rate = mapped.nbytes / (time.perf_counter() - begin)
+                    rows.append((f"weights from the page cache, {attempt}", f"{rate / 1e9:.2f} GB/s"))
+            empty = device.capture(lambda: None)
+            begin = time.perf_counter()
+            for _ in range(1000):
+                empty.launch()
+            rows.append(("host time of a graph launch", f"{1e3 * (time.perf_counter() - begin):.1f} us"))
+            buffer = device.arena(1 << 20).buffer(0, (1 << 16,), "u64")
+            sweep = device.function("sweep", "sweep")
+            begin = time.perf_counter()
+            for _ in range(1000):
+                device.launch(sweep, 1, 32, buffer, buffer, 128)
+            rows.append(("host time of a kernel launch", f"{1e3 * (time.perf_counter() - begin):.1f} us"))
+    return rows
+
+
+def sampler(out: Path) -> Rows:
+    """Seconds of sampling and verification at the size of a real vocabulary, replayed from a graph."""
+    import numpy as np
+    from ops.harness import Lab
+
+    from ninfer.ops import Drafts, SampleOut, SampleRows
+
+    V, rows = 248_320, []
+    plain = [0.7, 0.9, 0.0, 0.0, 0.0]
+    shapes = [
+        ("greedy", [0.0, 1.0, 0.0, 0.0, 0.0], 20, -1, False), ("top-k 20", plain, 20, -1, False),
+        ("top-k 64, mask, penalties", [0.7, 0.9, 0.0, 1.0, 0.1], 64, -1, True),
+        ("top-k 20, 20 log-probabilities", plain, 20, 20, False),
+        ("whole vocabulary, top-p 0.9", plain, 0, -1, False),
+        ("whole vocabulary, flat", [4.0, 1.0, 0.0, 0.0, 0.0], 0, -1, False),
+    ]  # fmt: skip
+    rng = np.random.default_rng(0)
+    with opened() as device:
+        lab, clock = Lab(device), Clock(device)
+        for B, W in ((1, 1), (8, 1), (8, 8), (8, 16)):
+            logits = lab.put(rng.normal(0, 2, (B * W, V)))
+            masks = lab.put(rng.integers(0, 2**32, (B, W, V // 32)), "u32")
+            counts = lab.put(rng.integers(0, 2, (B, V)), "i32")
+            scratch = lab.scratch(lab.ops.sample_scratch(B * W, V))
+            drafts = Drafts(lab.put([max(W - 1, 0)] * B, "i32"), lab.put(np.ones((B, max(W - 1, 1))), "i32"))
+            for name, real, top_k, alternatives, masked in shapes if W == 1 else shapes[1:3]:
+                inputs = SampleRows(
+                    B, W, lab.put([real] * B), lab.put([[top_k, alternatives, masked, b] for b in range(B)], "i32"),
+                    lab.put(rng.integers(0, 2**32, (B, 2)), "u32"), lab.put(rng.integers(0, 99, (B, W)), "i64"),
+                    lab.put(np.ones((B, W)), "i32"),
+                )  # fmt: skip
+                outputs = SampleOut(
+                    lab.empty(B, W, dtype="i32"), lab.empty(B, W), lab.empty(B, W, 20, dtype="i32"),
+                    lab.empty(B, W, 20),
+                )  # fmt: skip
+                accepted = lab.empty(B, dtype="i32")
+
+                shared = (logits, masks, counts, inputs)
+                work = partial(lab.ops.sample, outputs, *shared, scratch)
+                if W > 1:
+                    work = partial(lab.ops.accept, outputs, accepted, *shared, drafts, scratch)
+                graph = device.capture(work)
+                seconds = clock.seconds(graph.launch, 5, 3)
+                rows.append((f"sampler, {B} x {W}, {name}", f"{1e6 * seconds:.1f} us"))
+                graph.close()
+    return rows
+
+
+def ops(out: Path) -> Rows:
+    """Seconds of every Op at the sizes of real models."""
+    import measure_ops
+
+    with opened() as device:
+        return measure_ops.main(device)
+
+
+def pytest(out: Path, *paths: Path) -> Rows:
+    """Run tests on the GPU; what they came to, and why the first ones failed."""
+    name = paths[0].stem
+    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "--timeout", "60", "-p", "no:cacheprovider"]
+    environment = os.environ | {"NINFER_TEST_DEVICE": "cuda:0"}
+    done = subprocess.run([*command, *map(str, paths)], cwd=ROOT, env=environment, capture_output=True, text=True)
+    (out / f"{name}.log").write_text(done.stdout + done.stderr)
+    tail = done.stdout.strip().splitlines()
+    failed = [line[:150] for line in tail if line.startswith(("FAILED", "ERROR", "E  "))][:12]
+    return [
+        (name, tail[-1] if tail else done.stderr[-300:]),
+        *((f"{name} {i}", line) for i, line in enumerate(failed)),
+    ]
+
+
+def kernels(out: Path) -> Rows:
+    """Every Op against float64, a process a file: a fault in one leaves the others."""
+    return [row for path in sorted((HERE.parent / "kernels").glob("test_*.py")) for row in pytest(out, path)]
+
+
+def tests(out: Path) -> Rows:
+    """The tests of this folder."""
+    return pytest(out, HERE / "gpu")
+
+
+def model(geometry: str, recipe: str) -> Callable[[Path], Rows]:
+    """Decoding and prefill of random weights; layers of one shape share their host bytes, not their device bytes."""
+
+    def measure(out: Path) -> Rows:
+        from ninfer import Engine, SamplingParams, TokenPrompt
+        from ninfer.models.qwen3_5.synthetic import synthetic_source
+
+        source: Any = synthetic_source(geometry, recipe)
+        make, made = source._random, {}
+
+        def shared(record: Any, tensor: Any) -> Any:
+            key = (record.format, record.shape, tensor.mean, tensor.std)
+            if key not in made:
+                made[key] = make(record, tensor)
+            return made[key]
+
+        source._random = shared
+        begin = time.perf_counter()
+        rows: Rows = []
+        greedy = SamplingParams(temperature=0)
+        with Engine(source, device="cuda:0", max_concurrency=8, max_context=9216, progress=False) as engine:
+            rows.append(("start", f"{time.perf_counter() - begin:.1f} s"))
+            bandwidth = engine.memory_bandwidth()
+
+            def submit(prompt: int, tokens: int) -> Any:
+                ids = [1 + i * 7919 % 200 for i in range(prompt)]
+                return engine.submit(TokenPrompt(ids), max_tokens=tokens, sampling=greedy, ignore_eos=True, block=True)
+
+            submit(64, 8).result()
+            for B in (1, 8):
+                before = engine.stats().memory
+                handles = [submit(1024 if B == 1 else 128, 96) for _ in range(B)]
+                results = [handle.result() for handle in handles]
+                after = engine.stats().memory
+                seconds = max(result.timings.decode for result in results)
+                rate = sum(result.usage.completion_tokens - 1 for result in results) / seconds
+                moved, steps = (after[key] - before.get(key, 0) for key in ("decode_bytes", "decode_rounds"))
+                ratio = moved / steps / (B / rate) / bandwidth
+                rows.append(
+                    (f"decode, {B} rows", f"{rate:,.0f} tok/s, {1e3 * B / rate:.2f} ms, {ratio:.0%} of bandwidth")
+                )
+            for length in (512, 8192):
+                seconds = min(submit(length, 1).result().timings.prefill for _ in range(2))
+                rows.append((f"prefill {length}", f"{length / seconds:,.0f} tok/s"))
+        return [(f"{geometry} {recipe}: {name}", figure) for name, figure in rows]
+
+    return measure
+
+
+STAGES: dict[str, Callable[[Path], Rows]] = {
+    "start": start,
+    "kernels": kernels,
+    "ops": ops,
+    "model 4b": model("4b", "bf16"),
+    "model 27b": model("27b", "q4-mixed"),
+    "model 0.8b": model("0.8b", "bf16"),
+    "tests": tests,
+    "sampler": sampler,
+}
+WARM = "from ninfer._cpu.kernel import compile_all; compile_all()"
+"""What the comparisons with the host wait for; it is done beside the first stages."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("measured"))
+    parser.add_argument("--only", default=",".join(STAGES))
+    parser.add_argument("--seconds", type=float, default=240, help="for all stages together")
+    parser.add_argument("--stage", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    if arguments.stage:
+        import prebuilt
+
+        prebuilt.use_named()
+        rows = STAGES[arguments.stage](arguments.out)
+        (arguments.out / f"{arguments.stage.replace(' ', '_')}.json").write_text(json.dumps(rows))
+        return
+    end = time.monotonic() + arguments.seconds
+    table: Rows = []
+    work = Path(tempfile.mkdtemp())
+    warm = subprocess.Popen([sys.executable, "-c", WARM], env=_environment())
+    for stage in arguments.only.split(","):
+        if stage == "tests":
+            warm.wait()
+        limit = min(LIMITS[stage], end - time.monotonic())
+        if limit < 5:
+            table.append((stage, "not run: no time left"))
+            continue
+        table += _run(stage, work, limit)
+        logs = [f"==== {file.name}\n{file.read_text()}" for file in sorted(work.glob("*.log"))]
+        (arguments.out / "log.txt").write_text("\n".join(logs))
+        (arguments.out / "report.json").write_text(json.dumps(table, indent=1))
+    warm.wait()
+    print("\n".join(f"{what:<52} {figure}" for what, figure in table))
+
+
+def _environment() -> dict[str, str]:
+    paths = (str(ROOT / "src"), str(ROOT / "tests"), str(HERE), os.environ.get("PYTHONPATH", ""))
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+def _run(stage: str, out: Path, limit: float) -> Rows:
+    """Run one stage in its own process; its rows, or what went wrong."""
+    result = out / f"{stage.replace(' ', '_')}.json"
+    result.unlink(missing_ok=True)
+    command = [sys.executable, str(Path(__file__).resolve()), "--out", str(out.resolve()), "--stage", stage]
+    begin = time.monotonic()
+    child = subprocess.Popen(
+        command, env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        printed, error = child.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)  # and whatever the stage started
+        printed, error = child.communicate()
+        error += f"\nstopped after {limit:.0f} s"
+    error = error.strip()
+    (out / f"{stage.replace(' ', '_')}.log").write_text(f"{printed}\n{error}")
+    rows: Rows = [(what, figure) for what, figure in json.loads(result.read_text())] if result.exists() else []
+    if not rows:
+        rows = [(stage, line[:180]) for line in (*printed.splitlines(), *error.splitlines()[-6:])]
+    return [*rows, (f"stage {stage}", f"{time.monotonic() - begin:.0f} s")]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""A device whose memory is the host's and whose kernels run under Numba's CUDA simulator, for the sampler's Ops.
+
+Import it only in a process started with NUMBA_ENABLE_CUDASIM=1. Kernels are the product's own with few threads a block.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numba import cuda
+
+from ninfer._cuda import sampler_kernels as kernels
+from ninfer._cuda import sampling
+from ninfer._cuda.buffers import CudaBuffer
+from ninfer.contract import ITEM_BYTES
+
+sys.setswitchinterval(2e-5)  # simulated threads wait for each other all the time
+
+DTYPES = {
+    "u8": np.uint8, "i32": np.int32, "u32": np.uint32, "f32": np.float32, "i64": np.int64, "u64": np.uint64,
+}  # fmt: skip
+SURVEY_THREADS = 4
+
+
+def flat(buffer: CudaBuffer) -> np.ndarray:
+    """The buffer's memory as a flat array."""
+    return np.frombuffer((ctypes.c_uint8 * buffer.nbytes).from_address(buffer.ptr), DTYPES[buffer.dtype])
+
+
+class SimulatedDevice:
+    """``threads``: of a block of ``decide``; fewer than there are listed ids, or enough to narrow them."""
+
+    def __init__(self, threads: int) -> None:
+        sampling.SHIFT = 5
+        self._memory: list[np.ndarray] = []
+        self._kernels = {
+            "survey": (cuda.jit(kernels.make_survey(SURVEY_THREADS)), SURVEY_THREADS),
+            "decide": (cuda.jit(kernels.make_decide(threads, 16, 512)), threads),
+            "chain": (cuda.jit(kernels.chain), None),
+            "count": (cuda.jit(kernels.count), None),
+        }
+        self.ops = sampling.Sampler(self)
+        self.ops.sample_scratch = self.ops.scratch
+
+    def function(self, module: str, symbol: str) -> Any:
+        return self._kernels[symbol]
+
+    def launch(self, function: Any, grid: Any, block: int, *args: Any) -> None:
+        kernel, threads = function
+        types = kernels.KERNELS[kernel.fn.__name__][1].split()
+        assert len(args) == len(types)
+        given = []
+        for value, kind in zip(args, types):
+            if kind.endswith("*"):
+                assert value == 0 or value.dtype == kind[:-1], (value, kind)
+                given.append(flat(value) if value != 0 else np.zeros(0, DTYPES[kind[:-1]]))
+            else:
+                given.append(DTYPES[kind](value))
+        kernel[grid, threads or block](*given)
+
+    def arena(self, nbytes: int) -> Any:
+        memory = np.zeros(nbytes + 256, np.uint8)
+        self._memory.append(memory)
+        base = -(-memory.ctypes.data // 256) * 256
+        return SimpleNamespace(buffer=lambda offset, shape, dtype: CudaBuffer(base + offset, shape, dtype))
+
+    def host(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        assert math.prod(shape) * ITEM_BYTES[dtype] >= 0
+        return np.zeros(shape, DTYPES[dtype])
+
+    def upload(self, dst: CudaBuffer, src: np.ndarray) -> None:
+        flat(dst)[:] = src.reshape(-1)
+
+    def download(self, dst: np.ndarray, src: CudaBuffer) -> None:
+        dst.reshape(-1)[:] = flat(src)
+
+    def event(self) -> Any:
+        return SimpleNamespace(record=lambda: None, wait=lambda: None)

@@ -1,0 +1,133 @@
+"""The Gated DeltaNet kernels, against float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from kernels.checks import close, poison
+from ops.harness import Array, Lab, bf16
+from ops.test_gdn import EPS, Case, make, reference
+
+from ninfer.ops import GdnRecord, GdnShape, GdnState
+
+SHAPES = [GdnShape(2, 4, 32, 48, 4), GdnShape(1, 3, 20, 36, 3), GdnShape(2, 2, 128, 128, 4), GdnShape(3, 3, 5, 7, 2)]
+
+
+def rounded(case: Case) -> Case:
+    """The case with everything that a bf16 device holds in bf16 rounded."""
+    names = ("q", "k", "v", "z", "a", "b", "convolution", "norm", "tail")
+    return replace(case, **{n: bf16(getattr(case, n)) for n in names})
+
+
+class Layer:
+    def __init__(self, lab: Lab, case: Case) -> None:
+        self.lab, self.case = lab, case
+        self.state = GdnState(lab.put(case.s), lab.put(case.tail, "bf16"))
+        self.fixed = (
+            lab.put(case.convolution, "bf16"), lab.put(case.a_log), lab.put(case.dt_bias), lab.put(case.norm, "bf16"),
+        )  # fmt: skip
+
+    def record(self, tokens: int) -> GdnRecord:
+        g, lab = self.case.shape, self.lab
+        return GdnRecord(
+            lab.put(np.full((tokens, g.nk, g.dk), 5.0)), lab.put(np.full((tokens, g.nv, g.dv), 5.0)),
+            lab.put(np.full((tokens, g.nv), 5.0)), lab.put(np.full((tokens, g.channels), 5.0), "bf16"),
+        )  # fmt: skip
+
+    def run(self, begin: int, end: int, record: GdnRecord | None = None, **where: Any) -> Array:
+        case, lab, g = self.case, self.lab, self.case.shape
+        B, W = len(case.start), end - begin
+        q, k, v, z, a, b = (lab.put(x[:, begin:end].reshape(B * W, -1), "bf16") for x in case.inputs)
+        rows = lab.rows(B, W, [s + begin for s in case.start], **where)
+        out = lab.put(np.full((B * W, g.nv * g.dv), np.nan), "bf16")
+        scratch = poison(lab, lab.ops.gdn_scratch(B * W, g))
+        lab.ops.gdn(out, (q, k, v), z, a, b, *self.fixed, self.state, record, rows, g, EPS, scratch)
+        return lab.get(out).reshape(B, W, -1)
+
+    def image(self) -> tuple[Array, Array]:
+        return self.lab.get(self.state.s), self.lab.get(self.state.tail)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("start", [0, 7])
+@pytest.mark.parametrize("W", [1, 6, 41])
+def test_equals_float64(device: Any, rng: np.random.Generator, shape: GdnShape, start: int, W: int) -> None:
+    lab = Lab(device)
+    device.order = W % 2
+    case = rounded(make(rng, shape, 2, W))
+    case.start = [start, start]
+    layer = Layer(lab, case)
+    record, before = layer.record(2 * W), layer.image()
+    recorded = layer.run(0, W, record)
+    for old, new in zip(before, layer.image()):
+        np.testing.assert_array_equal(old, new, err_msg="a recorded pass must not touch the state")
+    out = layer.run(0, W)
+    np.testing.assert_array_equal(out, recorded)
+    s, tail = layer.image()
+    for b in range(2):
+        want = reference(case, b, b, W)
+        close(out[b], want["out"], 4e-3)
+        close(s[b], want["s"], 2e-6)
+        np.testing.assert_array_equal(tail[b], want["tail"])
+        for name, tolerance in (("k", 1e-6), ("g", 1e-6), ("c", 0)):
+            close(lab.get(getattr(record, name)).reshape(2, W, -1)[b], want[name].reshape(W, -1), tolerance)
+
+
+def test_steps_equal_one_pass(device: Any, rng: np.random.Generator) -> None:
+    lab, W, shape = Lab(device), 37, GdnShape(2, 4, 24, 80, 4)
+    case = rounded(make(rng, shape, 1, W))
+    want = reference(case, 0, 0, W)
+    for size in (37, 1, 7, 20):
+        layer = Layer(lab, case)
+        parts = [layer.run(at, min(at + size, W)) for at in range(0, W, size)]
+        close(np.concatenate(parts, axis=1)[0], want["out"], 4e-3)
+        close(layer.image()[0][0], want["s"], 2e-6)
+        np.testing.assert_array_equal(layer.image()[1][0], want["tail"])
+
+
+@pytest.mark.parametrize("W", [6, 24])
+def test_padding_leaves_no_trace(device: Any, rng: np.random.Generator, W: int) -> None:
+    lab, shape = Lab(device), GdnShape(1, 2, 16, 32, 4)
+    case = rounded(make(rng, shape, 2, W, slots=4))
+    layer = Layer(lab, case)
+    record = layer.record(2 * W)
+    where: dict[str, Any] = {"width": [4, 0], "read": [1, 0], "write": [3, 2]}
+    layer.run(0, W, record, **where)
+    for buffer in (record.k, record.d, record.g, record.c):
+        got = lab.get(buffer).reshape(2, W, -1)
+        assert (got[0, 4:] == 5.0).all()
+        assert (got[1] == 5.0).all()
+        assert (got[0, :4] != 5.0).any()
+    layer.run(0, W, **where)
+    s, tail = layer.image()
+    np.testing.assert_array_equal(s[:3], case.s[:3])
+    np.testing.assert_array_equal(tail[:3], case.tail[:3])
+    want = reference(case, 0, 1, 4)
+    close(s[3], want["s"], 2e-6)
+    np.testing.assert_array_equal(tail[3], want["tail"])
+
+
+@pytest.mark.parametrize("start", [0, 5])
+def test_fold_equals_the_recurrence_for_every_prefix(device: Any, rng: np.random.Generator, start: int) -> None:
+    lab, W, shape = Lab(device), 8, GdnShape(2, 4, 20, 48, 4)
+    case = rounded(make(rng, shape, 1, W, slots=2))
+    case.start = [start]
+    for accepted in range(W + 1):
+        for target in (0, 1):
+            layer = Layer(lab, case)
+            record = layer.record(W)
+            layer.run(0, W, record)
+            rows = lab.rows(1, W, [start], read=[0], write=[target])
+            lab.ops.gdn_fold(layer.state, record, lab.put([accepted], "i32"), rows, shape)
+            s, tail = layer.image()
+            if accepted == 0:
+                np.testing.assert_array_equal(s, case.s)
+                np.testing.assert_array_equal(tail, case.tail)
+                continue
+            want = reference(case, 0, 0, accepted)
+            close(s[target], want["s"], 2e-6)
+            np.testing.assert_array_equal(tail[target], want["tail"])
+            np.testing.assert_array_equal(s[1 - target], case.s[1 - target])

@@ -1,0 +1,59 @@
+"""A whole model through the CUDA Ops against the same model on the host."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ninfer._cpu.device import CpuDevice
+from ninfer.artifact import Artifact
+from ninfer.models.qwen3_5.bind import bind
+from ninfer.models.qwen3_5.geometries import text_geometry
+from ninfer.models.qwen3_5.synthetic import synthetic_source
+
+COMMON: dict[str, Any] = {
+    "heads": (6, 2), "gdn": (2, 6), "tied": False, "vocab": 400, "head_dim": 32, "gdn_dims": (16, 24),
+    "rotary": (0.25, (2, 1, 1)), "positions": 4096,
+}  # fmt: skip
+DENSE, MOE = text_geometry(96, 4, dense=160, **COMMON), text_geometry(96, 4, moe=(6, 2, 80, 112), **COMMON)
+
+
+@pytest.fixture(scope="module")
+def runner() -> ModuleType:
+    path = Path(__file__).parents[1] / "models" / "runner.py"
+    spec = importlib.util.spec_from_file_location("models_runner", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules["models_runner"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(("config", "recipe"), [(DENSE, "q4-mixed"), (DENSE, "bf16"), (MOE, "q4-mixed")])
+def test_logits_equal_the_host(device: Any, runner: ModuleType, config: dict[str, Any], recipe: str) -> None:
+    """Prefill in a chunk and steps, a batch of two, and a verified pass that is folded."""
+    tokens = np.random.default_rng(3).integers(0, 400, 100)
+    host = CpuDevice(threads=1)
+    got, want = ([] for _ in range(2))
+    for one, results in ((host, want), (device, got)):
+        source = synthetic_source(config, recipe, seed=5)
+        model = runner.Runner(one, bind(Artifact(source), one), lanes=2, kv_dtype="f32" if one is host else "bf16")
+        Row = runner.Row
+        results.append(model.prefill(tokens[:70], 70))
+        results.append(model.prefill(tokens[:50], 30, lane=1))
+        results += model.run([Row(tokens[70:71], 70), Row(tokens[50:51], 50, 1)])
+        rows = [Row(tokens[71:75], 71), Row(tokens[51:55], 51, 1)]
+        results += model.run(rows, record=True)
+        model.fold(rows, [2, 4])
+        results += model.run([Row(tokens[73:74], 73), Row(tokens[55:56], 55, 1)])
+    host.close()
+    for ours, exact in zip(got, want):
+        assert np.isfinite(ours).all()
+        error = np.linalg.norm(ours - exact) / np.linalg.norm(exact)
+        assert error < (0.05 if config is DENSE else 0.3), f"{error:.3f}"
