@@ -124,6 +124,37 @@ def test_continued_answers(engine):
     assert caught.value.offset == 5
 
 
+def test_a_dead_end_ends_its_own_row_alone(engine):
+    """A grammar may name every text token as excluded, so that nothing can follow."""
+    text = [i for i in range(engine._frontend.vocab_size) if engine._frontend._is_text(i)]
+    grammar = f'root ::= "ab" ExcludeToken({", ".join(map(str, text))})'
+    before = engine.stats().constraints.get("dead_ends", 0)
+    handles = [
+        engine.submit(chat(), constraint=OutputConstraint.regex("[a-z]{20}"), sampling=HOT),
+        engine.submit(chat(), constraint=OutputConstraint.grammar(grammar), sampling=HOT),
+        engine.submit(ninfer.TokenPrompt([5, 6]), max_tokens=20, ignore_eos=True, sampling=HOT),
+    ]
+    with pytest.raises(ninfer.ConstraintDeadEnd) as caught:
+        handles[1].result()
+    partial = caught.value.partial
+    assert partial.text == "ab"
+    assert not partial.constraint.complete
+    assert caught.value.position == partial.usage.completion_tokens
+    assert len(handles[0].result().text) == 20
+    assert len(handles[2].result().token_ids) == 20
+    assert engine.stats().constraints["dead_ends"] == before + 1
+
+
+def test_forced_and_natural_closes_reach_the_same_turn(engine):
+    """The bytes behind the framing are content, the leading blank included."""
+    constraint = OutputConstraint.grammar('root ::= " a" [xy]')
+    for budget in (0, 1, 3, 9):
+        result = engine.generate(chat(True), constraint=constraint, thinking_budget=budget, max_tokens=60, sampling=HOT)
+        assert result.text in (" ax", " ay")
+        assert result.constraint.terminated
+        assert "</think>" not in result.thinking
+
+
 def test_languages_are_compiled_once(engine):
     before = engine.stats().constraints
     constraints = [OutputConstraint.choice(order) for order in (["b", "a", "b"], ["a", "b"])]
