@@ -33,6 +33,27 @@ def test_run_reads_standard_input(artifact, capsys, monkeypatch):
     assert capsys.readouterr().err == ""
 
 
+def test_run_holds_the_answer_to_a_form(artifact, capsys, tmp_path):
+    schema, grammar = tmp_path / "schema.json", tmp_path / "form.gbnf"
+    schema.write_text('{"enum": ["yes", 7]}')
+    grammar.write_text('root ::= "é" [0-9]', "utf-8")
+    command = ["run", str(artifact), "-p", "Hi", "--temperature", "0", "-q", "--no-thinking"]
+    for flags, answers in [
+        (["--choice", "left", "--choice", "right"], {"left", "right"}),
+        (["--regex", "[ab]c"], {"ac", "bc"}),
+        (["--json-schema-file", str(schema)], {'"yes"', "7"}),
+        (["--grammar-file", str(grammar)], {f"é{i}" for i in range(10)}),
+    ]:
+        assert main([*command, *flags]) == 0
+        assert capsys.readouterr().out.rstrip("\n") in answers
+    assert main([*command, "--json-object", "--max-tokens", "3"]) == 0
+    assert capsys.readouterr().out.startswith("{")
+    assert main([*command, "--regex", "(a"]) == 1
+    assert "offset 0" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*command, "--json-object", "--regex", "a"])
+
+
 def test_inspect_and_verify(artifact, capsys, tmp_path):
     assert main(["inspect", str(artifact)]) == 0
     assert "q8_g32_fp16" in capsys.readouterr().out

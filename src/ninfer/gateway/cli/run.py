@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import Any
 
 from ninfer.inputs import Chat
@@ -24,6 +25,12 @@ def add_commands(commands: Any) -> None:
     p.add_argument("--min-p", type=float, default=None, metavar="P")
     p.add_argument("--seed", type=int, default=None)
     p.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end at this text; repeatable")
+    form = p.add_mutually_exclusive_group()
+    form.add_argument("--json-object", action="store_true", help="answer with a JSON object")
+    form.add_argument("--json-schema-file", metavar="PATH", help="answer with JSON that satisfies this schema")
+    form.add_argument("--grammar-file", metavar="PATH", help="answer in the language of this GBNF grammar")
+    form.add_argument("--regex", metavar="PATTERN", help="answer with text that matches as a whole")
+    form.add_argument("--choice", action="append", metavar="TEXT", help="answer with one of these texts; repeatable")
     p.add_argument("--device", default="auto", help="auto, cpu or cuda:N")
     p.add_argument("--max-context", type=int, default=None, metavar="N", help="tokens of one sequence")
     p.add_argument("--quiet", "-q", action="store_true", help="no thinking, progress or statistics")
@@ -51,10 +58,15 @@ def run(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
     )
     note = _Notes(arguments.quiet)
+    constraint = _constraint(arguments)
     with Engine(arguments.artifact, options) as engine:
         chat = Chat(messages, thinking=arguments.thinking)
         with engine.submit(
-            chat, max_tokens=arguments.max_tokens, sampling=sampling, stop=tuple(arguments.stop)
+            chat,
+            max_tokens=arguments.max_tokens,
+            sampling=sampling,
+            stop=tuple(arguments.stop),
+            constraint=constraint,
         ) as handle:
             for event in handle:
                 if isinstance(event, Delta) and event.channel == "thinking":
@@ -70,6 +82,21 @@ def run(arguments: argparse.Namespace) -> int:
                     note.line(event.statistics())
             handle.result()
     return 0
+
+
+def _constraint(arguments: argparse.Namespace) -> Any:
+    """The constraint the flags ask for, or None. Files are read here."""
+    from ninfer.constraints import OutputConstraint
+
+    if arguments.json_object:
+        return OutputConstraint.json_object()
+    if arguments.json_schema_file is not None:
+        return OutputConstraint.json_schema(Path(arguments.json_schema_file).read_bytes())
+    if arguments.grammar_file is not None:
+        return OutputConstraint.grammar(Path(arguments.grammar_file).read_text("utf-8"))
+    if arguments.regex is not None:
+        return OutputConstraint.regex(arguments.regex)
+    return OutputConstraint.choice(arguments.choice) if arguments.choice else None
 
 
 class _Notes:
