@@ -2,42 +2,57 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
-
-import numpy as np
 
 from ninfer._cuda.driver import EXTRAS
 from ninfer.errors import DeviceError
 
+_BF16, _F32, _COMPUTE_F32 = 14, 0, 68
+_TRANSPOSED, _PLAIN, _DEFAULT = 1, 0, -1
+_WORKSPACE = 32 << 20
+"""Bytes the library is given, so that it allocates none while work is recorded."""
+
 
 class Blas:
-    """Products on a device's stream. Raises DeviceError where the library is missing."""
+    """Products on a device's stream. Raises DeviceError where the library is missing.
+
+    The library is called directly: CuPy's binding moves every call to CuPy's own current stream.
+    """
 
     def __init__(self, device: Any) -> None:
         try:
-            import cupy  # noqa: F401  (finds the library that the next import needs)
-            from cupy_backends.cuda.libs import cublas
-        except ImportError as error:
+            from cuda.pathfinder import load_nvidia_dynamic_lib
+
+            self._library = ctypes.CDLL(load_nvidia_dynamic_lib("cublas").abs_path)
+        except (ImportError, OSError, RuntimeError) as error:
             raise DeviceError(f"no cuBLAS ({error}): {EXTRAS}") from error
-        self._cublas = cublas
-        self._stream = int(device.stream)
-        self._handle = cublas.create()
-        cublas.setStream(self._handle, self._stream)
+        self._handle = ctypes.c_void_p()
+        self._call("cublasCreate_v2", ctypes.byref(self._handle))
+        self._call("cublasSetStream_v2", self._handle, ctypes.c_void_p(int(device.stream)))
+        self._workspace = device.arena(_WORKSPACE).buffer(0, (_WORKSPACE,), "u8")
+        room = ctypes.c_void_p(self._workspace.ptr), ctypes.c_size_t(_WORKSPACE)
+        self._call("cublasSetWorkspace_v2", self._handle, *room)
 
     def __call__(self, c: int, c_stride: int, c_type: str, a: int, b: int, m: int, n: int, k: int, add: bool) -> None:
         """c [n, m] = b [n, k] a[m, k]^T, or c += where ``add``; rows of c are ``c_stride`` elements apart.
 
         a, b, c are addresses; a and b are bf16, c is ``c_type`` bf16 or f32; sums are fp32.
         """
-        one, beta = np.ones(1, np.float32), np.full(1, float(add), np.float32)
-        bf16, f32, compute = 14, 0, 68  # CUDA_R_16BF, CUDA_R_32F, CUBLAS_COMPUTE_32F
-        self._cublas.gemmEx(
-            self._handle, self._cublas.CUBLAS_OP_T, self._cublas.CUBLAS_OP_N, m, n, k, one.ctypes.data, a, bf16, k, b,
-            bf16, k, beta.ctypes.data, c, bf16 if c_type == "bf16" else f32, c_stride, compute, -1,
+        one, beta = ctypes.c_float(1.0), ctypes.c_float(float(add))
+        self._call(
+            "cublasGemmEx", self._handle, _TRANSPOSED, _PLAIN, m, n, k, ctypes.byref(one), ctypes.c_void_p(a), _BF16, k,
+            ctypes.c_void_p(b), _BF16, k, ctypes.byref(beta), ctypes.c_void_p(c),
+            _BF16 if c_type == "bf16" else _F32, c_stride, _COMPUTE_F32, _DEFAULT,
         )  # fmt: skip
 
     def close(self) -> None:
         """Give the library's memory back. Idempotent."""
-        handle, self._handle = self._handle, 0
+        handle, self._handle = self._handle, ctypes.c_void_p()
         if handle:
-            self._cublas.destroy(handle)
+            self._call("cublasDestroy_v2", handle)
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        status = getattr(self._library, name)(*arguments)
+        if status:
+            raise DeviceError(f"{name}: status {status}")
