@@ -85,31 +85,47 @@ class Products:
         for begin in range(0, len(steps), _MAX_SEGMENTS // (2 if result == SWIGLU else 1)):
             group = steps[begin : begin + _MAX_SEGMENTS // (2 if result == SWIGLU else 1)]
             if columns <= STREAM_COLUMNS:
-                self._stream(result, group, x, norm, eps, scale, scratch)
+                self._streams(result, group, x, norm, eps, scale, scratch)
             else:
                 self._panels(result, group, x, norm, eps, scale, scratch)
 
     # -- kernels
 
-    def _stream(self, result: int, steps: list[Step], x: Any, norm: Any, eps: float, scale: Any, scratch: Any) -> None:
+    def _streams(
+        self, result: int, steps: list[Step], x: Any, norm: Any, eps: float, scale: Any, scratch: Any
+    ) -> None:
+        """A launch a format; what does not fit a block's shared memory goes as panels."""
+        left: list[Step] = []
+        for own in _by_format(steps):
+            if not self._stream(result, own, x, norm, eps, scale):
+                left += own
+        if left:
+            self._panels(result, left, x, norm, eps, scale, scratch)
+
+    def _stream(self, result: int, steps: list[Step], x: Any, norm: Any, eps: float, scale: Any) -> bool:
         columns, K = x.shape
-        wide = columns > 8
+        eights, rows = 1 + (columns > 8), steps[0][0][0]
         segments, tiles, stage = _segments(steps, 32 if result != SWIGLU else 16)
-        fixed = _WARPS * _STREAM_STAGES * stage + 2 * _WARPS * (16 if wide else 8) * _PITCH * 4
-        cut = self._cut_stream(columns, K, tiles, fixed, steps[0][0][0].span)
-        if cut is None:  # little shared memory
-            self._panels(result, steps, x, norm, eps, scale, scratch)
-            return
+        fixed = _WARPS * (_STREAM_STAGES * stage + 8 * eights * _PITCH * 4)
+        cut = self._cut_stream(columns, K, tiles, fixed, rows.span, 3 if eights == 1 else 2)
+        if cut is None:
+            return False
         resident, slices, slice_, shared = cut
         words = self._words(result, x, norm, eps, scale, slices, slice_, stage, segments, len(steps), tiles, 0)
         grid = max(1, min(tiles, resident // slices)), slices
-        self._launch("stream", "stream_16" if wide else "stream_8", grid, 256, words, shared)
+        self._launch("stream", f"stream_{NAMES[rows.format]}_{8 * eights}", grid, 256, words, shared)
+        return True
 
-    def _cut_stream(self, columns: int, K: int, tiles: int, fixed: int, span: int) -> tuple[int, int, int, int] | None:
-        """(blocks that run at once, slices of K, columns of a slice, shared bytes of a block) of the shortest run."""
+    def _cut_stream(
+        self, columns: int, K: int, tiles: int, fixed: int, span: int, most: int
+    ) -> tuple[int, int, int, int] | None:
+        """(blocks that run at once, slices of K, columns of a slice, shared bytes of a block) of the shortest run.
+
+        A warp alone is slow, so up to ``most`` blocks share a multiprocessor at little cost to each other.
+        """
         limit, best = self._device.shared_limit, None
-        for together in (2, 1):
-            room = limit // together - (2 << 10) * (together - 1) - fixed
+        for together in range(most, 0, -1):
+            room = (limit + 1024) // together - 2048 - fixed if together > 1 else limit - 1024 - fixed
             resident = self._device.multiprocessors * together
             for slice_ in range(512, K + 512, 512):
                 slice_ = min(slice_, -(-K // 128) * 128)
@@ -120,7 +136,7 @@ class Products:
                     continue
                 rounds = -(-tiles // max(1, resident // slices))
                 # a chunk of every warp, and what adding up a tile costs beside it
-                time = rounds * (-(-slice_ // (span * _WARPS)) + 0.3 + 0.3 * (slices > 1)) * together
+                time = rounds * (-(-slice_ // (span * _WARPS)) + 0.7 + 0.5 * (slices > 1)) * (0.7 + 0.3 * together)
                 if best is None or time < best[0]:
                     best = time, resident, slices, slice_, fixed + columns * (2 * slice_ + 64)
         return best and best[1:]
@@ -135,8 +151,7 @@ class Products:
         if columns * padded * 2 > _OPERANDS:
             raise InvariantError(f"{columns} columns of {K} exceed the workspace")
         self._launch("rows", "operands", columns, 256, pack(x, norm, self.room, eps, K, padded), 0)
-        for format in sorted({step[0][0].format for step in steps}):
-            own = [step for step in steps if step[0][0].format == format]
+        for own in _by_format(steps):
             self._panel(result, own, x.shape, scale)
 
     def _panel(self, result: int, steps: list[Step], shape: tuple[int, int], scale: Any) -> None:
@@ -257,6 +272,11 @@ def _rows_at(matrix: CudaMatrix, begin: int, end: int) -> CudaRows:
             return rows.part(begin - at, end - at)
         at += rows.rows
     raise InvariantError(f"rows [{begin}, {end}) of a matrix of {matrix.rows}")
+
+
+def _by_format(steps: list[Step]) -> list[list[Step]]:
+    formats = sorted({step[0][0].format for step in steps})
+    return [[step for step in steps if step[0][0].format == format] for format in formats]
 
 
 def _segments(steps: list[Step], tile_rows: int) -> tuple[bytes, int, int]:

@@ -8,44 +8,46 @@ constexpr int WARPS = 8, PITCH = 36;
 
 // Where a warp is: a chunk of a tile.
 struct Cursor {
-    int tile, chunk, chunks;
+    int tile, chunk;
     Rows16 rows[2];
 
-    DEVICE void enter(const Products& a, int width, int warp) {
+    DEVICE void enter(const Products& a, int chunks, int warp) {
         for (; tile < a.tiles; tile += grid_x()) {
             tile_rows(rows, a, tile, 0, 1);
-            chunks = chunk_count(rows, width);
             chunk = warp;
             if (chunk < chunks) return;
         }
     }
 
-    DEVICE void next(const Products& a, int width, int warp) {
+    DEVICE void next(const Products& a, int chunks, int warp) {
         chunk += WARPS;
-        if (chunk >= chunks) tile += grid_x(), enter(a, width, warp);
+        if (chunk >= chunks) tile += grid_x(), enter(a, chunks, warp);
     }
 };
 
-template <int NT> DEVICE void stream(const Products& a) {
+template <int F, int NT> DEVICE void stream(const Products& a) {
+    using T = Traits<F>;
+    constexpr int STAGE = T::scale_offset + 32 * T::scale;
     DYNAMIC_SHARED(shared);
     __shared__ float squares[16][WARPS];
     __shared__ int ticket;
     const int warp = thread() / 32, lane = thread() % 32, columns = (int)a.columns, K = (int)a.K;
     const int begin = block_y() * (int)a.slice, width = minimum((int)a.slice, K - begin), stride = 2 * (int)a.slice + 64;
-    u8* stages = shared + warp * STAGES * a.stage;
-    float* sums = (float*)(shared + WARPS * STAGES * a.stage);  // [2][WARPS][8 NT][PITCH]
-    u8* x = (u8*)(sums + 2 * WARPS * 8 * NT * PITCH);
+    const int chunks = (width + T::span - 1) / T::span;
+    u8* stages = shared + warp * STAGES * STAGE;
+    float* room = (float*)(shared + WARPS * STAGES * STAGE);  // [WARPS][8 NT][PITCH]
+    u8* x = (u8*)(room + WARPS * 8 * NT * PITCH);
 
     // weights do not depend on the kernels before this one
     Cursor ahead{block_x()};
-    ahead.enter(a, width, warp);
+    ahead.enter(a, chunks, warp);
     int slot = 0;
     auto fetch = [&] {
         if (ahead.tile < a.tiles) {
-            const int k = begin + ahead.chunk * span_of((int)ahead.rows[0].segment->format);
-            u8* stage = stages + slot * a.stage;
-            with_format((int)ahead.rows[0].segment->format, [&](auto f) { load_chunk<f.value>(stage, ahead.rows, k, lane); });
-            ahead.next(a, width, warp);
+            const int k = begin + ahead.chunk * T::span;
+            u8* stage = stages + slot * STAGE;
+            load_chunk<F>(stage, ahead.rows, k, lane);
+            ahead.next(a, chunks, warp);
         }
         copies_commit();
         slot = (slot + 1) % STAGES;
@@ -83,26 +85,23 @@ template <int NT> DEVICE void stream(const Products& a) {
     }
     sync();
 
-    int current = 0, turn = 0;
-    for (int tile = block_x(); tile < a.tiles; tile += grid_x(), turn ^= 1) {
+    int current = 0;
+    for (int tile = block_x(); tile < a.tiles; tile += grid_x()) {
         Rows16 rows[2];
         tile_rows(rows, a, tile, 0, 1);
-        const int format = (int)rows[0].segment->format, span = span_of(format), chunks = chunk_count(rows, width);
         float total[2][NT][4] = {};
         for (int chunk = warp; chunk < chunks; chunk += WARPS) {
             copies_wait<STAGES - 2>();
             sync_warp();  // the stage has arrived for all lanes, and all are done with the one before it
             fetch();
-            with_format(format, [&](auto f) {
-#pragma unroll 1
-                for (int u = 0; u < Traits<f.value>::span / 64; ++u)
-                    multiply_unit<f.value, NT>(total, stages + current * a.stage, u, x + 2 * (chunk * span + 64 * u), stride, columns, lane);
-            });
+#pragma unroll
+            for (int u = 0; u < T::span / 64; ++u)
+                multiply_unit<F, NT>(total, stages + current * STAGE, u, x + 2 * (chunk * T::span + 64 * u), stride, columns, lane);
             current = (current + 1) % STAGES;
         }
 
         // add up the warps
-        float* room = sums + turn * WARPS * 8 * NT * PITCH;
+        sync();  // all have read what they needed of the tile before
 #pragma unroll
         for (int half = 0; half < 2; ++half)
 #pragma unroll
@@ -149,5 +148,15 @@ template <int NT> DEVICE void stream(const Products& a) {
     copies_wait<0>();
 }
 
-KERNEL(stream_8, Products, 256, 2) { stream<1>(a); }
-KERNEL(stream_16, Products, 256, 2) { stream<2>(a); }
+// One format a launch: a kernel for all of them at once would hold the registers of the largest.
+#define STREAMS(format)                                                         \
+    KERNEL(stream_##format##_8, Products, 256, 3) { stream<format, 1>(a); } \
+    KERNEL(stream_##format##_16, Products, 256, 2) { stream<format, 2>(a); }
+STREAMS(BF16)
+STREAMS(FP32)
+STREAMS(Q4)
+STREAMS(Q5)
+STREAMS(Q6)
+STREAMS(Q8)
+STREAMS(NVFP4)
+STREAMS(FP8)
