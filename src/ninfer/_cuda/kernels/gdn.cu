@@ -34,27 +34,41 @@ struct Gdn {
 
 DEVICE i64 channels_of(const Gdn& a) { return 2 * a.nk * a.dk + a.nv * a.dv; }
 
-// Input of the convolution at column t of row b: part 0 q, 1 k, 2 v; before the row's first column, its tail.
-DEVICE float input(const Gdn& a, int b, int t, int part, int i) {
-    const i64 n = part == 2 ? a.nv * a.dv : a.nk * a.dk;
-    if (t >= 0) return from_bf16(a.qkv[part][(b * a.W + t) * n + i]);
-    if (a.start[b] == 0) return 0.0f;
-    return from_bf16(a.tail[((i64)a.read[b] * (a.taps - 1) + a.taps - 1 + t) * channels_of(a) + part * a.nk * a.dk + i]);
-}
+// Where a row's convolution inputs are: its columns, and before them its tail, or zeros.
+struct Inputs {
+    const u16* columns;  // of its part, [W, n]
+    const u16* tail;     // of its part, [taps - 1, channels]; null: zeros
+    i64 n, channels;
+    int taps;
 
-DEVICE float convolved(const Gdn& a, int b, int t, int part, int i) {
-    float sum = 0;
-    for (int j = 0; j < a.taps; ++j)
-        sum += from_bf16(a.convolution[j * channels_of(a) + part * a.nk * a.dk + i]) * input(a, b, t - (int)a.taps + 1 + j, part, i);
-    return silu(sum);
-}
+    DEVICE Inputs(const Gdn& a, int b, int part) : n(part == 2 ? a.nv * a.dv : a.nk * a.dk), channels(channels_of(a)), taps((int)a.taps) {
+        columns = a.qkv[part] + b * a.W * n;
+        tail = a.start[b] == 0 ? nullptr : a.tail + (i64)a.read[b] * (taps - 1) * channels + part * a.nk * a.dk;
+    }
+
+    DEVICE u16 at(int t, int i) const {
+        const u16* p = t >= 0 ? columns + t * n : tail ? tail + (taps - 1 + t) * channels : nullptr;
+        return p ? p[i] : (u16)0;
+    }
+
+    // silu of the convolution at column t; `weights` are the part's.
+    DEVICE float convolved(const u16* weights, int t, int i) const {
+        float sum = 0;
+#pragma unroll 4
+        for (int j = 0; j < taps; ++j) sum += from_bf16(weights[j * channels + i]) * from_bf16(at(t - taps + 1 + j, i));
+        return silu(sum);
+    }
+};
+
+DEVICE const u16* part_weights(const Gdn& a, int part) { return a.convolution + part * a.nk * a.dk; }
 
 // Move the tail of channels part, [begin, end) past `count` columns; no other thread may still need the old one.
 DEVICE void advance_tail(const Gdn& a, int b, int count, int part, int begin, int end) {
+    const Inputs inputs(a, b, part);
     for (int i = begin + thread(); i < end; i += threads()) {
         u16* out = a.tail + (i64)a.write[b] * (a.taps - 1) * channels_of(a) + part * a.nk * a.dk + i;
         // ascending rows: what is read lies at or after what is written
-        for (int r = 0; r < a.taps - 1; ++r) out[r * channels_of(a)] = to_bf16(input(a, b, count - (int)a.taps + 1 + r, part, i));
+        for (int r = 0; r < a.taps - 1; ++r) out[r * channels_of(a)] = inputs.at(count - (int)a.taps + 1 + r, i);
     }
 }
 
@@ -88,13 +102,16 @@ template <int DK> struct Column {
 
     // One token; q and k hold DK floats. Returns the output, and the delta in `d`.
     DEVICE float step(const float* q, const float* k, float v, float decay, float beta, int p, float& d) {
-        float error = 0, out = 0;
+        // four sums side by side: one alone would be a chain of dependent additions
+        float e[4] = {0, 0, 0, 0}, o[4] = {0, 0, 0, 0};
 #pragma unroll
         for (int m = 0; m < DK / 16; ++m) {
             const Word4 kk = *(const Word4*)(k + 16 * m + 4 * p);
             s[m][0] *= decay, s[m][1] *= decay, s[m][2] *= decay, s[m][3] *= decay;
-            error += s[m][0] * from_bits(kk.x) + s[m][1] * from_bits(kk.y) + s[m][2] * from_bits(kk.z) + s[m][3] * from_bits(kk.w);
+            e[0] += s[m][0] * from_bits(kk.x), e[1] += s[m][1] * from_bits(kk.y);
+            e[2] += s[m][2] * from_bits(kk.z), e[3] += s[m][3] * from_bits(kk.w);
         }
+        float error = (e[0] + e[1]) + (e[2] + e[3]);
         error += shuffle_xor(error, 1);
         error += shuffle_xor(error, 2);
         d = beta * (v - error);
@@ -102,8 +119,10 @@ template <int DK> struct Column {
         for (int m = 0; m < DK / 16; ++m) {
             const Word4 kk = *(const Word4*)(k + 16 * m + 4 * p), qq = *(const Word4*)(q + 16 * m + 4 * p);
             s[m][0] += from_bits(kk.x) * d, s[m][1] += from_bits(kk.y) * d, s[m][2] += from_bits(kk.z) * d, s[m][3] += from_bits(kk.w) * d;
-            out += s[m][0] * from_bits(qq.x) + s[m][1] * from_bits(qq.y) + s[m][2] * from_bits(qq.z) + s[m][3] * from_bits(qq.w);
+            o[0] += s[m][0] * from_bits(qq.x), o[1] += s[m][1] * from_bits(qq.y);
+            o[2] += s[m][2] * from_bits(qq.z), o[3] += s[m][3] * from_bits(qq.w);
         }
+        float out = (o[0] + o[1]) + (o[2] + o[3]);
         out += shuffle_xor(out, 1);
         return out + shuffle_xor(out, 2);
     }
@@ -136,13 +155,18 @@ template <int DK> DEVICE void gdn_few(const Gdn& a) {
     float *q = (float*)shared, *k = q + W * DK, *v = k + W * DK, *o = v + W * dv, *gates = o + W * dv;  // gates [W][2]
     const i64 token = (i64)b * W;
 
+    // the first columns' state is on its way while the convolution runs
+    const int p = lane % 4, lead = 8 * warp + lane / 4;
+    Column<DK> column;
+    column.load(fresh || lead >= dv ? nullptr : state_of(a, a.read[b], head) + lead, dk, dv, p);
+
     const int each = 2 * DK + dv;
     for (int i = thread(); i < width * each; i += threads()) {
         const int t = i / each, c = i % each, part = c < DK ? 0 : c < 2 * DK ? 1 : 2;
         const int own = c - part * DK, channel = part == 2 ? head * dv + own : key * dk + own;
         const bool inside = part == 2 || own < dk;
         float* row = part == 0 ? q + t * DK : part == 1 ? k + t * DK : v + t * dv;
-        row[own] = inside ? convolved(a, b, t, part, channel) : 0.0f;
+        row[own] = inside ? Inputs(a, b, part).convolved(part_weights(a, part), t, channel) : 0.0f;
         if (a.record_c && inside && (part == 2 || leads))
             a.record_c[(token + t) * channels_of(a) + part * a.nk * dk + channel] = a.qkv[part][(token + t) * (part == 2 ? a.nv * dv : a.nk * dk) + channel];
     }
@@ -169,11 +193,9 @@ template <int DK> DEVICE void gdn_few(const Gdn& a) {
     }
     sync();
 
-    const int p = lane % 4;
-    for (int c = 8 * warp + lane / 4; c - lane / 4 < dv; c += 8 * warps) {
+    for (int c = lead; c - lane / 4 < dv; c += 8 * warps) {
         const bool inside = c < dv;
-        Column<DK> column;
-        column.load(fresh || !inside ? nullptr : state_of(a, a.read[b], head) + c, dk, dv, p);
+        if (c != lead) column.load(fresh || !inside ? nullptr : state_of(a, a.read[b], head) + c, dk, dv, p);
         for (int t = 0; t < width; ++t) {
             float d;
             const float out = column.step(q + t * DK, k + t * DK, inside ? v[t * dv + c] : 0.0f, gates[2 * t], gates[2 * t + 1], p, d);
@@ -205,8 +227,9 @@ KERNEL(gdn_prepare, Gdn, 256, 1) {
     float* y = a.mixed + token * channels_of(a);
     for (int i = thread(); i < channels_of(a); i += threads()) {
         const int part = i < keys ? 0 : i < 2 * keys ? 1 : 2, channel = i - part * keys;
-        y[i] = convolved(a, b, t, part, channel);
-        if (a.record_c) a.record_c[token * channels_of(a) + i] = to_bf16(input(a, b, t, part, channel));
+        const Inputs inputs(a, b, part);
+        y[i] = inputs.convolved(part_weights(a, part), t, channel);
+        if (a.record_c) a.record_c[token * channels_of(a) + i] = inputs.at(t, channel);
     }
     for (int j = thread(); j < a.nv; j += threads()) {
         const float g = log_decay(a, token, j);
