@@ -8,7 +8,6 @@ without reading.
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from time import perf_counter
@@ -18,7 +17,6 @@ import numpy.typing as npt
 
 from ninfer.constraints.content import Content, ContentIndex, CountedContent, JsonContent, RawContent
 from ninfer.constraints.ir import Auto, Counted, Grammar
-from ninfer.constraints.limits import Work
 from ninfer.constraints.points import (
     FEW,
     UNKNOWN,
@@ -48,7 +46,7 @@ class Pushdown:
     def __init__(self, grammar: Grammar, index: ContentIndex, stop: Iterable[int]) -> None:
         self.index = index
         self._stop = tuple(stop)
-        self._machine = Machine(grammar, Work(sys.maxsize), whole_strings=True)
+        self._machine = Machine(grammar, whole_strings=True)
         self._contents: dict[Auto | Counted, Content] = {}
         self._spreads: dict[State, Spread] = {}
         self._returns: dict[tuple[State, Return | None], Return] = {}
