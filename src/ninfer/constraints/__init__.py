@@ -4,6 +4,11 @@
 Front ends: ``gbnf``, ``regex`` and ``direct`` (choices), and for JSON Schema, in this order, ``source`` (text to a tree
 with places), ``schema`` (keywords), ``assertions`` and ``denials`` (one schema as branches by type), ``reduce``
 (intersections), ``graph`` (what has a value), ``json_lang`` and ``containers`` (rules).
+
+At run time ``service`` turns a plan into a ``matcher`` and ``masks`` lends it to a batch; ``compose`` puts the thinking
+around a turn, ``cache`` keeps what was compiled. ``emit`` and ``xgrammar`` parse what callers wrote rule by rule;
+``pushdown`` and ``points`` what this library wrote, over ``vocab``, ``tokentrie`` and, for the insides of strings,
+``content``.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -101,12 +101,12 @@ def language(constraint: OutputConstraint, is_text_token: Callable[[int], bool] 
     return _language(constraint)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=4)
 def _language(constraint: OutputConstraint) -> Grammar:
     return _build(constraint, None)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=4)
 def _machine(constraint: OutputConstraint) -> Machine:
     return Machine(language(constraint))
 

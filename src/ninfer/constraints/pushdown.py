@@ -8,134 +8,36 @@ without reading.
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from time import perf_counter
 
 import numpy as np
 import numpy.typing as npt
 
-from ninfer.constraints.chars import Ranges, union
 from ninfer.constraints.content import Content, ContentIndex, CountedContent, JsonContent, RawContent
-from ninfer.constraints.content import State as Inner
-from ninfer.constraints.ir import Auto, Counted, Grammar, Tok
-from ninfer.constraints.limits import Work
+from ninfer.constraints.ir import Auto, Counted, Grammar
+from ninfer.constraints.points import (
+    FEW,
+    UNKNOWN,
+    Entry,
+    Mask,
+    Plain,
+    Point,
+    Reader,
+    Return,
+    Spread,
+    String,
+    beyond_ascii,
+    first_chars,
+)
 from ninfer.constraints.recognise import Machine, State
-from ninfer.constraints.tokentrie import Bits, code_range, split_text
+from ninfer.constraints.tokentrie import code_range, split_text
 from ninfer.errors import InvariantError
 
 _MAX_POINTS = 30_000
 _POINT_BYTES = 1000
 _MAX_CLOSURE = 200_000
-_FEW = 64
-"""Below a node with no more tokens than these, each is read by itself."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Return:
-    """Where to go on when a rule ends. Equal ones are one object."""
-
-    state: State
-    below: Return | None
-
-
-@dataclass(slots=True, eq=False)
-class Reader:
-    """What one state reads: single characters, wider sets, ids that are no text. ranges: all characters."""
-
-    single: dict[str, list[State]]
-    wide: list[tuple[Ranges, State]]
-    tokens: dict[int, list[State]]
-    ranges: Ranges
-
-    @classmethod
-    def of(cls, state: State) -> Reader:
-        reader = cls({}, [], {}, union(*(ranges for ranges, _ in state.chars)))
-        for ranges, target in state.chars:
-            if sum(high - low for low, high in ranges) > _FEW:
-                reader.wide.append((ranges, target))
-                continue
-            for low, high in ranges:
-                for code in range(low, high):
-                    reader.single.setdefault(chr(code), []).append(target)
-        for terminal, target in state.tokens:
-            if not isinstance(terminal, Tok):
-                raise InvariantError("excluded tokens in a grammar of our own")
-            for token in terminal.ids:
-                reader.tokens.setdefault(token, []).append(target)
-        return reader
-
-    def read(self, char: str) -> list[State]:
-        """The states behind a character."""
-        found = self.single.get(char, [])
-        if self.wide:
-            code = ord(char)
-            found = found + [target for ranges, target in self.wide if any(a <= code < b for a, b in ranges)]
-        return found
-
-
-@dataclass(slots=True, eq=False)
-class Spread:
-    """What is reached from a state without reading: readers, calls (rule start, state behind), whole strings; and
-    whether the rule may end."""
-
-    readers: list[Reader] = field(default_factory=list)
-    calls: list[tuple[State, State]] = field(default_factory=list)
-    strings: list[tuple[Content, State]] = field(default_factory=list)
-    ends: bool = False
-
-
-Plain = tuple[Reader, Return | None]
-Entry = tuple[State, Return | None]
-String = tuple[Content, Inner, State, Return | None]
-
-
-@dataclass(slots=True, eq=False)
-class Point:
-    """All the ways to go on. complete: the text may end here."""
-
-    plain: tuple[Plain, ...]
-    strings: tuple[String, ...]
-    complete: bool
-    after: dict[str | int, Point | None] = field(default_factory=dict)
-    """What follows a character, or a token that is no text; None: it cannot come."""
-    texts: list[int] | None = None
-    endings: dict[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
-    masks: dict[bytes, Mask] = field(default_factory=dict)
-    """By the bytes of an unfinished character already read."""
-
-
-_UNKNOWN = Point((), (), False)
-
-
-@dataclass(frozen=True, slots=True)
-class Mask:
-    """Legal tokens: those that stay inside strings, whose masks are kept elsewhere, and single words of others."""
-
-    inside: tuple[tuple[Content, Inner, frozenset[str]], ...]
-    places: npt.NDArray[np.intp]
-    words: Bits
-
-    @classmethod
-    def of(cls, inside: list[tuple[Content, Inner, frozenset[str]]], tokens: list[int]) -> Mask:
-        ids = np.array(tokens, np.uint32)
-        places, which = np.unique(ids >> 5, return_inverse=True)
-        words = np.zeros(len(places), np.uint32)
-        np.bitwise_or.at(words, which, np.uint32(1) << (ids & 31))
-        return cls(tuple(inside), places.astype(np.intp), words)
-
-    def write(self, out: Bits) -> None:
-        if not self.inside:
-            out[:] = 0
-        for i, (content, inner, follow) in enumerate(self.inside):
-            bits = content.inside(inner, follow).bits
-            if i == 0:
-                out[:] = bits
-            else:
-                out |= bits
-        out[self.places] |= self.words
 
 
 class Pushdown:
@@ -144,7 +46,7 @@ class Pushdown:
     def __init__(self, grammar: Grammar, index: ContentIndex, stop: Iterable[int]) -> None:
         self.index = index
         self._stop = tuple(stop)
-        self._machine = Machine(grammar, Work(sys.maxsize), whole_strings=True)
+        self._machine = Machine(grammar, whole_strings=True)
         self._contents: dict[Auto | Counted, Content] = {}
         self._spreads: dict[State, Spread] = {}
         self._returns: dict[tuple[State, Return | None], Return] = {}
@@ -211,8 +113,8 @@ class Pushdown:
         for char in text:
             if at is None:
                 return None
-            known = at.after.get(char, _UNKNOWN)
-            at = self.step(at, char) if known is _UNKNOWN else known
+            known = at.after.get(char, UNKNOWN)
+            at = self.step(at, char) if known is UNKNOWN else known
         return at
 
     def reads(self, point: Point, text: str, tail: bytes) -> bool:
@@ -326,7 +228,7 @@ class Pushdown:
         others = dict.fromkeys(point.plain)
         for content, inner, state, below in point.strings:
             behind = self._behind(state, below)
-            follow = _first_chars(behind)
+            follow = first_chars(behind)
             inside.append((content, inner, follow))
             for char, places in content.inside(inner, follow).past.items():
                 at = trie.occurrences(char)
@@ -378,7 +280,7 @@ class Pushdown:
         trie = self.index.trie
         first, last = int(trie.first[node]), int(trie.last[node])
         found: list[int] = []
-        if last - first <= _FEW:
+        if last - first <= FEW:
             for token in trie.ids[first:last].tolist():
                 text = trie.texts[token]
                 assert text is not None
@@ -387,7 +289,7 @@ class Pushdown:
             return found
         begin, end = int(trie.child[node]), int(trie.child[node + 1])
         here = first + int(np.searchsorted(trie.ends[first:last] != node, True))
-        for token in trie.ids[first:here].tolist() if depth or _beyond_ascii(point) else ():
+        for token in trie.ids[first:here].tolist() if depth or beyond_ascii(point) else ():
             if self.reads(point, "", trie.tails.get(token, b"")):
                 found.append(token)
         for child, char in self._readable(point, begin, end):
@@ -407,19 +309,6 @@ class Pushdown:
             wanted[np.searchsorted(codes, low) : np.searchsorted(codes, high)] = True
         for child in np.flatnonzero(wanted).tolist():
             yield begin + child, chr(codes[child])
-
-
-def _beyond_ascii(point: Point) -> bool:
-    """Whether a character other than ASCII may come next."""
-    return bool(point.strings) or any(bool(reader.ranges) and reader.ranges[-1][1] > 0x80 for reader, _ in point.plain)
-
-
-def _first_chars(point: Point) -> frozenset[str]:
-    """The characters that may come first. Behind a string there are few."""
-    ranges = union(*(reader.ranges for reader, _ in point.plain))
-    if point.strings or sum(high - low for low, high in ranges) > _FEW:
-        raise InvariantError("a string is followed by what may be inside it")
-    return frozenset(chr(code) for low, high in ranges for code in range(low, high))
 
 
 class PointParser:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from threading import RLock
 
 from ninfer.constraints.automata import Dfa
@@ -30,7 +30,6 @@ from ninfer.constraints.ir import (
     Seq,
     Tok,
 )
-from ninfer.constraints.limits import Work
 
 _ONE_CHARACTER = Auto(Dfa.length(1, 1), "json")
 
@@ -68,8 +67,7 @@ class Machine:
     does not.
     """
 
-    def __init__(self, grammar: Grammar, work: Work | None = None, *, whole_strings: bool = False) -> None:
-        self._work = work or Work()
+    def __init__(self, grammar: Grammar, *, whole_strings: bool = False) -> None:
         self._whole_strings = whole_strings
         self._laying = RLock()
         self.starts = {name: State(lay=partial(self._rule, body)) for name, body in grammar.rules.items()}
@@ -94,7 +92,6 @@ class Machine:
 
     def _add(self, node: Node, at: State, end: State) -> None:
         """Lay the node's edges from ``at`` to ``end``."""
-        self._work.spend(1)
         if isinstance(node, Lit):
             self._literal(node.text, end, at)
         elif isinstance(node, Class):
@@ -161,7 +158,6 @@ class Machine:
             if node.dfa.accept[i]:
                 state.silent.append(end)
             for target, ranges in node.dfa.edges(i):
-                self._work.spend(1)
                 if node.spelling == "raw":
                     state.chars.append((ranges, states[target]))
                 else:
@@ -179,20 +175,27 @@ def _only(char: str) -> Ranges:
 
 def _spelled(at: State, ranges: Ranges, end: State) -> None:
     """Edges for one character of a set as a canonical JSON string writes it."""
-    direct = intersection(ranges, DIRECT)
+    direct, tails = _written(ranges)
     if direct:
         at.chars.append((direct, end))
-    tails = [tail for code, tail in ESCAPED.items() if any(low <= code < high for low, high in ranges)]
-    if not tails:
-        return
-    branch: dict[str, State] = {"": State()}
-    at.chars.append((((0x5C, 0x5D),), branch[""]))
+    if tails:
+        at.chars.append((_only("\\"), State(lay=partial(_escape, tails, end))))
+
+
+@lru_cache(maxsize=256)
+def _written(ranges: Ranges) -> tuple[Ranges, tuple[str, ...]]:
+    """Of a set, the characters that stand for themselves, and what the others are written as after a backslash."""
+    tails = (tail for code, tail in ESCAPED.items() if any(low <= code < high for low, high in ranges))
+    return intersection(ranges, DIRECT), tuple(tails)
+
+
+def _escape(tails: tuple[str, ...], end: State, at: State) -> None:
+    """One of several texts, none of them a prefix of another."""
+    by_first: dict[str, list[str]] = {}
     for tail in tails:
-        for i in range(1, len(tail) + 1):
-            prefix = tail[:i]
-            if i == len(tail) or prefix not in branch:
-                after = end if i == len(tail) else branch.setdefault(prefix, State())
-                branch[tail[: i - 1]].chars.append((((ord(tail[i - 1]), ord(tail[i - 1]) + 1),), after))
+        by_first.setdefault(tail[0], []).append(tail[1:])
+    for first, rests in by_first.items():
+        at.chars.append((_only(first), State(lay=partial(_escape, tuple(rests), end)) if rests[0] else end))
 
 
 class Run:
