@@ -219,8 +219,8 @@ def _table(figures: dict[str, Any]) -> str:
     c = figures["constraint"]
     if c:
         lines.append(
-            f"under a schema: {c['constrained_seconds'] * 1e6:.0f} us a token, free {c['free_seconds'] * 1e6:.0f} us, ratio"
-            f" {c['ratio']:.2f}; a mask {c['mask_seconds'] * 1e6:.1f} us; prepared in"
+            f"under a schema: {c['constrained_seconds'] * 1e6:.0f} us a token, free"
+            f" {c['free_seconds'] * 1e6:.0f} us, ratio {c['ratio']:.2f}; a mask {c['mask_seconds'] * 1e6:.1f} us; prepared in"
             f" {c['cold_prepare_seconds'] * 1e3:.0f} ms, from the cache {c['warm_prepare_seconds'] * 1e3:.2f} ms"
         )
     return "\n".join(lines)
