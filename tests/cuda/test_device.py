@@ -177,13 +177,16 @@ def test_events_report_faults_and_pending_work(device: CudaDevice, driver: FakeD
         event.wait()
 
 
-def test_after_a_fault_the_context_is_reset(driver: FakeDriver) -> None:
+def test_a_device_closes_after_a_fault(driver: FakeDriver) -> None:
     device = CudaDevice()
     device.arena(100)
     broken = CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
     driver.fail = dict.fromkeys(("cuCtxSynchronize", "cuMemFree", "cuStreamDestroy", "cuModuleUnload"), broken)
     device.close()
-    assert driver.order[-2:] == ["context", "reset"]
+    assert driver.order[-1] == "context"
+    driver.fail = {"cuDevicePrimaryCtxRetain": broken}
+    with pytest.raises(DeviceError, match="new process"):
+        CudaDevice()
 
 
 def test_bandwidth_is_bytes_over_time(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:

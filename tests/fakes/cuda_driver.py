@@ -101,10 +101,6 @@ class FakeDriver:
     def cuDevicePrimaryCtxRelease(self, device: int) -> Any:
         return self._drop("context")
 
-    def cuDevicePrimaryCtxReset(self, device: int) -> Any:
-        self.order.append("reset")
-        return (OK,)
-
     def cuCtxSetCurrent(self, context: Any) -> Any:
         return (OK,)
 

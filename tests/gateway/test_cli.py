@@ -116,6 +116,7 @@ def test_bench_measures_through_the_engine(capsys, tmp_path):
         "6",
         "--prompt",
         "70",
+        "--constraint",
         "--json",
         str(file),
     ]
@@ -124,6 +125,8 @@ def test_bench_measures_through_the_engine(capsys, tmp_path):
     figures = json.loads(file.read_text())
     assert [row["batch"] for row in figures["decode"]] == [1, 2]
     assert all(row["tokens_per_second"] > 0 and row["bytes_per_round"] > 0 for row in figures["decode"])
+    assert figures["constraint"]["ratio"] > 0
+    assert figures["constraint"]["mask_seconds"] > 0
     assert figures["prefill"]["tokens_per_second"] > 0
     assert figures["gap_seconds"]["longest"] >= figures["gap_seconds"]["median"] > 0
 

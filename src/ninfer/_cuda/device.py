@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -20,8 +19,6 @@ from ninfer._cuda.residency import Residency
 from ninfer.contract import ITEM_BYTES, Buffer, DeviceMemory, Shape
 from ninfer.errors import DeviceError, InvariantError, OutOfDeviceMemory
 from ninfer.ops import Ops
-
-log = logging.getLogger("ninfer")
 
 HOST_DTYPES = {
     "u8": np.uint8, "i8": np.int8, "f16": np.float16, "bf16": np.uint16, "i32": np.int32, "u32": np.uint32,
@@ -119,7 +116,7 @@ class CudaDevice:
         def attribute(name: str) -> int:
             return int(driver.call("cuDeviceGetAttribute", getattr(attributes, name), self._device))
 
-        name = driver.call("cuDeviceGetName", 128, self._device).decode().rstrip("\0")
+        name = driver.call("cuDeviceGetName", 128, self._device).split(b"\0")[0].decode()
         self.capability = (
             attribute("CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR"),
             attribute("CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR"),
@@ -133,12 +130,12 @@ class CudaDevice:
         self._pinned: list[int] = []
         self._graphs: set[CudaGraph] = set()
         self._events: list[Any] = []
-        self._capturing = self._faulted = self._closed = False
+        self._capturing = self._closed = False
         sources = kernel_sources()
         cubins = compiler.compile_all(sources, self.arch, progress)
         with ExitStack() as opened:  # closed from the last to the first: graphs go before the memory they name
             self._context = driver.call("cuDevicePrimaryCtxRetain", self._device)
-            opened.callback(self._release)
+            opened.callback(driver.call, "cuDevicePrimaryCtxRelease", self._device)
             self.enter()
             nonblocking = driver.bindings().CUstream_flags.CU_STREAM_NON_BLOCKING
             self.stream = driver.call("cuStreamCreate", nonblocking)
@@ -156,7 +153,7 @@ class CudaDevice:
             self.ops = cast(Ops, ops)
             opened.callback(ops.close)
             opened.callback(self._close_graphs)
-            opened.callback(self._finish)
+            opened.callback(driver.call, "cuCtxSynchronize")
             self._opened = opened.pop_all()
 
     # -- memory
@@ -327,13 +324,6 @@ class CudaDevice:
                 self._opened.close()
             self._closed = True
 
-    def _finish(self) -> None:
-        try:
-            driver.call("cuCtxSynchronize")
-        except DeviceError:
-            self._faulted = True
-            raise
-
     def _close_graphs(self) -> None:
         for graph in list(self._graphs):
             graph.close()
@@ -346,12 +336,6 @@ class CudaDevice:
         for ptr in self._pinned:
             driver.call("cuMemFreeHost", ptr)
         self._allocations.clear()
-
-    def _release(self) -> None:
-        driver.call("cuDevicePrimaryCtxRelease", self._device)
-        if self._faulted:  # a context that has seen a fault refuses all work, for every user of the GPU in the process
-            log.warning("%s: resetting the GPU's context after a fault", self.name)
-            driver.call("cuDevicePrimaryCtxReset", self._device)
 
     def _copy_check(self, buffer: Buffer, array: npt.NDArray[Any]) -> None:
         if not array.flags.c_contiguous or array.dtype != HOST_DTYPES[buffer.dtype] or array.nbytes != buffer.nbytes:

@@ -13,6 +13,15 @@ MIN_CAPABILITY = (8, 0)
 MIN_DRIVER = 12000
 """Oldest CUDA version a driver must support, as the driver counts: 1000 * major + 10 * minor."""
 
+LASTING = {
+    f"CUDA_ERROR_{name}"
+    for name in (
+        "ILLEGAL_ADDRESS", "LAUNCH_TIMEOUT", "ASSERT", "HARDWARE_STACK_ERROR", "ILLEGAL_INSTRUCTION",
+        "MISALIGNED_ADDRESS", "INVALID_ADDRESS_SPACE", "INVALID_PC", "LAUNCH_FAILED", "ECC_UNCORRECTABLE",
+    )
+}  # fmt: skip
+"""Faults after which every CUDA call of the process fails, whatever is destroyed and made anew."""
+
 EXTRAS = "install ninfer[cuda12] or ninfer[cuda13]"
 
 
@@ -49,7 +58,8 @@ def fail(name: str, status: Any) -> None:
     if status == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
         raise OutOfDeviceMemory(f"{name}: out of device memory")
     _, text = driver.cuGetErrorString(status)
-    raise DeviceError(f"{name}: {status.name}: {text.decode() if text else 'unknown error'}")
+    advice = "; CUDA works again in a new process" if status.name in LASTING else ""
+    raise DeviceError(f"{name}: {status.name}: {text.decode() if text else 'unknown error'}{advice}")
 
 
 def driver_version() -> int:

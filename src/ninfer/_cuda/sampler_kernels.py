@@ -188,22 +188,34 @@ def _tally(begin, end, top, at, sums):
 @cuda.jit(device=True)
 def _search(goal, strict, removed_keys, removed, top, at, sums):
     """Key of the id at which the running sum of weights, less what is ``removed`` from some, reaches (strict: passes)
-    ``goal``. One bit of the key a pass, from the top."""
+    ``goal``. Four bits of the key a pass, from the top."""
+    digits = cuda.local.array(16, np.float64)
     found, end, above = _NONE, BROKEN, np.float64(0.0)  # the key is in [found, end); above: the sum of keys from end on
-    for bit in range(63, -1, -1):
-        probe = found | (np.uint64(1) << np.uint64(bit))
-        if bit < 32 and (1 << bit) >= at.V:  # every id's key has this bit
-            found = probe
+    for shift in range(60, -1, -4):
+        if shift < 32 and (1 << shift) >= at.V:  # every id's key has these bits
+            found |= np.uint64(15) << np.uint64(shift)
             continue
-        total = above + _tally(probe, end, top, at, sums)
-        left = total
-        for c in range(ALTERNATIVES):
-            if removed_keys[c] >= probe:
-                left -= np.float64(removed[c])
-        if left > goal or (left == goal and not strict):
-            found = probe
-        else:
-            end, above = probe, total
+        for digit in range(16):
+            digits[digit] = 0.0
+        for v in range(cuda.threadIdx.x, at.V, cuda.blockDim.x):
+            key = _key(v, at)
+            if found <= key and key < end:
+                digits[(key >> np.uint64(shift)) & np.uint64(15)] += np.float64(_weight(key, top, at.temperature))
+        digit, reached = 15, False
+        while digit > 0 and not reached:
+            total = above + _tree_sum(digits[digit], sums)
+            probe = found | (np.uint64(digit) << np.uint64(shift))
+            left = total
+            for c in range(ALTERNATIVES):
+                if removed_keys[c] >= probe:
+                    left -= np.float64(removed[c])
+            if left > goal or (left == goal and not strict):
+                reached = True
+            else:
+                above = total
+                end = probe
+                digit -= 1
+        found |= np.uint64(digit) << np.uint64(shift)
     return found
 
 

@@ -20,9 +20,9 @@ LISTED = 64
 """Best ids of a position that are listed in order; more only where a distribution over everything needs them."""
 
 SURVEY_THREADS, DECIDE_THREADS = 128, 512
-SHIFT = 9
+SHIFT = 8
 """log2 of the ids of a group."""
-MOST_GROUPS = 512
+MOST_GROUPS = 1024
 CAPACITY = LISTED * (-(-(LISTED << SHIFT) // DECIDE_THREADS))
 """Keys that ``decide`` can gather: at most LISTED threads hold any, each at most its share of LISTED groups."""
 

@@ -39,7 +39,7 @@ def agree(got: ninfer.GenerationResult, want: ninfer.GenerationResult) -> int:
     assert want.logprobs is not None
     for i, (mine, theirs) in enumerate(zip(got.token_ids, want.token_ids)):
         first, second = want.logprobs[i].top[:2]
-        gap = first.logprob - second.logprob
+        gap = first[1] - second[1]
         if mine != theirs:
             assert gap < MARGIN, f"token {i}: {mine} for {theirs}, {gap:.3f} ahead of the next"
             return i

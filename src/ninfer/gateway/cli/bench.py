@@ -12,11 +12,23 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from ninfer.constraints import OutputConstraint
 from ninfer.inputs import TokenPrompt
 from ninfer.options import EngineOptions, SamplingParams
 from ninfer.results import Delta, GenerationResult
 
 WARMUP_TOKENS = 8
+RECORDS = {
+    "type": "array",
+    "minItems": 1000,
+    "items": {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 20}, "count": {"type": "integer"}},
+        "required": ["name", "count"],
+        "additionalProperties": False,
+    },
+}
+"""What ``--constraint`` decodes: no answer within a budget is long enough to end."""
 
 
 def add_commands(commands: Any) -> None:
@@ -29,6 +41,7 @@ def add_commands(commands: Any) -> None:
     p.add_argument("--prompt", type=int, default=512, metavar="N", help="tokens of the prefill measurement")
     p.add_argument("--tokens", type=int, default=64, metavar="N", help="decoded tokens a request")
     p.add_argument("--batches", default="1,2,4,8", metavar="B,...", help="decode batch sizes")
+    p.add_argument("--constraint", action="store_true", help="also decode under a JSON schema")
     p.add_argument("--json", metavar="FILE", help="also write the figures as JSON; - is standard output")
     p.set_defaults(command=bench)
 
@@ -49,6 +62,7 @@ def bench(arguments: argparse.Namespace) -> int:
         max_concurrency=max(sizes),
         max_context=max(arguments.prompt, WARMUP_TOKENS) + arguments.tokens + 64,
         kv_capacity="auto",
+        phase_timings=arguments.constraint,
     )
     started = time.perf_counter()
     with Engine(source, options) as engine:
@@ -65,6 +79,7 @@ def bench(arguments: argparse.Namespace) -> int:
             "prefill": {"tokens": arguments.prompt, "tokens_per_second": run.prefill(arguments.prompt)},
             "decode": [_decode(run, size, bandwidth) for size in sizes],
             "gap_seconds": run.gap(arguments.prompt) if max(sizes) > 1 else None,
+            "constraint": run.constrained() if arguments.constraint else None,
         }
     print(_table(figures), file=sys.stderr if arguments.json == "-" else sys.stdout)
     if arguments.json:
@@ -129,6 +144,30 @@ class _Runs:
         moved, rounds, device = (after.memory[name] - before.memory[name] for name in names)
         return tokens / seconds, moved, rounds, (after.decode_ns - before.decode_ns - device) / 1e9
 
+    def constrained(self) -> dict[str, float]:
+        """Seconds a token at batch 1, free and under a schema whose answer is longer than the budget, in turn."""
+        constraint = OutputConstraint.json_schema(RECORDS)
+        free, bound, reports = [], [], []
+        for _ in range(5):
+            free.append(self.submit(WARMUP_TOKENS, self.tokens).result())
+            handle = self.engine.submit(
+                self.prompt(WARMUP_TOKENS), max_tokens=self.tokens, sampling=self.greedy, constraint=constraint
+            )
+            bound.append(handle.result())
+            reports.append(bound[-1].constraint)
+        times = [
+            statistics.median(r.timings.decode / (r.usage.completion_tokens - 1) for r in side[1:])
+            for side in (free, bound)
+        ]
+        return {
+            "free_seconds": times[0],
+            "constrained_seconds": times[1],
+            "ratio": times[1] / times[0],
+            "cold_prepare_seconds": bound[0].timings.constraint_prepare,
+            "warm_prepare_seconds": statistics.median(r.timings.constraint_prepare for r in bound[1:]),
+            "mask_seconds": statistics.median(r.mask_seconds / r.masks for r in reports[1:]),
+        }
+
     def gap(self, length: int) -> dict[str, float]:
         """Median and longest pause between tokens of a request while prompts of ``length`` tokens prefill beside it."""
         pauses: list[float] = []
@@ -176,5 +215,12 @@ def _table(figures: dict[str, Any]) -> str:
         lines.append(
             f"gap between tokens while prompts of {figures['prefill']['tokens']} tokens prefill: median"
             f" {gap['median'] * 1e3:.2f} ms, longest {gap['longest'] * 1e3:.2f} ms"
+        )
+    c = figures["constraint"]
+    if c:
+        lines.append(
+            f"under a schema: {c['constrained_seconds'] * 1e6:.0f} us a token, free"
+            f" {c['free_seconds'] * 1e6:.0f} us, ratio {c['ratio']:.2f}; a mask {c['mask_seconds'] * 1e6:.1f} us; prepared in"
+            f" {c['cold_prepare_seconds'] * 1e3:.0f} ms, from the cache {c['warm_prepare_seconds'] * 1e3:.2f} ms"
         )
     return "\n".join(lines)
