@@ -91,9 +91,7 @@ class Products:
 
     # -- kernels
 
-    def _streams(
-        self, result: int, steps: list[Step], x: Any, norm: Any, eps: float, scale: Any, scratch: Any
-    ) -> None:
+    def _streams(self, result: int, steps: list[Step], x: Any, norm: Any, eps: float, scale: Any, scratch: Any) -> None:
         """A launch a format; what does not fit a block's shared memory goes as panels."""
         left: list[Step] = []
         for own in _by_format(steps):
