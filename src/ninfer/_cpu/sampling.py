@@ -85,6 +85,12 @@ def times(counts: Any, drafts: Any, v: Any) -> Any:
     return n
 
 
+@njit
+def allowed(mask: Any, v: Any) -> Any:
+    """Whether an id's bit is set."""
+    return (mask[v >> 5] >> np.uint32(v & 31)) & np.uint32(1)
+
+
 @njit(nogil=True)
 def best(
     logits: Any, masked: Any, mask: Any, counts: Any, drafts: Any, presence: Any, frequency: Any, keys: Any
@@ -95,7 +101,7 @@ def best(
     found = 0
     floor = -np.float32(np.inf)
     for v in range(logits.shape[0]):
-        if masked and not (mask[v >> 5] >> np.uint32(v & 31)) & np.uint32(1):
+        if masked and not allowed(mask, v):
             continue
         z = logits[v]
         if not np.isfinite(z):
@@ -125,7 +131,7 @@ def everything(
     """Order keys of every legal logit, descending; their number or an error."""
     found = 0
     for v in range(logits.shape[0]):
-        if masked and not (mask[v >> 5] >> np.uint32(v & 31)) & np.uint32(1):
+        if masked and not allowed(mask, v):
             continue
         z = logits[v]
         if not np.isfinite(z):
@@ -208,7 +214,7 @@ def log_normaliser(
     """log sum exp of the legal, penalised logits (float64), given the largest."""
     total = 0.0
     for v in range(logits.shape[0]):
-        if masked and not (mask[v >> 5] >> np.uint32(v & 31)) & np.uint32(1):
+        if masked and not allowed(mask, v):
             continue
         total += np.exp(np.float64(penalised(logits[v], times(counts, drafts, v), presence, frequency)) - top)
     return top + np.log(total)
