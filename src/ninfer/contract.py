@@ -103,6 +103,8 @@ class Device(Protocol):
     kind: str
     name: str
     activation: str
+    asynchronous: bool
+    """Whether submitted work runs beside the host; else a call returns when its work is done."""
     ops: Ops
 
     def memory(self) -> DeviceMemory: ...
@@ -432,17 +434,35 @@ class ProducedRow:
 
 
 class PendingBatch:
-    """Provisional output of one unit. Consumed whole, once, by ``Program.commit`` or ``Program.abort_pending``."""
+    """One launched unit with a fixed membership. ``Program.wait`` brings its provisional rows; it is consumed whole,
+    once, by ``Program.commit`` or ``Program.abort_pending``."""
 
-    __slots__ = ("kind", "rows", "spent", "state")
+    __slots__ = ("_rows", "kind", "sequences", "spent", "state")
 
     def __init__(
-        self, kind: Literal["prefill", "decode", "control"], rows: tuple[ProducedRow, ...], state: object
+        self, kind: Literal["prefill", "decode", "control"], sequences: tuple[SequenceHandle, ...], state: object
     ) -> None:
         self.kind = kind
-        self.rows = rows
+        self.sequences = sequences
         self.state = state
         self.spent = False
+        self._rows: tuple[ProducedRow, ...] | None = None
+
+    @property
+    def waited(self) -> bool:
+        """Whether the rows are here."""
+        return self._rows is not None
+
+    @property
+    def rows(self) -> tuple[ProducedRow, ...]:
+        """What each sequence produced. Raises InvariantError before the batch was waited for."""
+        if self._rows is None:
+            raise InvariantError("a PendingBatch was read before it was waited for")
+        return self._rows
+
+    def produce(self, rows: tuple[ProducedRow, ...]) -> None:
+        """The rows have arrived."""
+        self._rows = rows
 
     def consume(self) -> object:
         """Mark the batch spent and return Program's provisional state. Raises InvariantError on reuse."""
@@ -504,7 +524,7 @@ class ProgramPort(Protocol):
 
     def discard(self, sequence: SequenceHandle) -> TerminalResult: ...
 
-    # model units
+    # model units: each submits its work and returns; what it produced is known once the batch has been waited for
     def prefill_remaining(self, sequence: SequenceHandle) -> int:
         """Prompt tokens not yet executed. 0: ready for ``finalize_prefill``."""
         ...
@@ -514,7 +534,7 @@ class ProgramPort(Protocol):
         ...
 
     def finalize_prefill(self, sequences: Sequence[SequenceHandle], masks: MaskProvider | None) -> PendingBatch:
-        """Sample the first token of rows whose prompt is fully executed."""
+        """Launch the sampling of the first token of rows whose prompt is fully executed."""
         ...
 
     def decode(
@@ -522,10 +542,17 @@ class ProgramPort(Protocol):
         sequences: Sequence[SequenceHandle],
         licences: Sequence[UnitLicense],
         masks: MaskProvider | None,
-    ) -> PendingBatch: ...
+    ) -> PendingBatch:
+        """Launch one round. ``masks`` are filled before this returns."""
+        ...
 
     def control(self, sequence: SequenceHandle, tokens: Sequence[int]) -> PendingBatch:
         """Append forced tokens: no sampling, no random numbers."""
+        ...
+
+    def wait(self, batch: PendingBatch) -> tuple[ProducedRow, ...]:
+        """The rows of the pending batch, once the device has produced them. Raises DeviceError when it could not; the
+        batch is then spent and its rows must be discarded."""
         ...
 
     def commit(self, batch: PendingBatch, decisions: Sequence[RowDecision]) -> None: ...

@@ -55,7 +55,12 @@ class Engine:
         try:
             core = EngineCore(
                 instance.program,
-                Limits(chosen.max_concurrency, instance.prefill_chunk, chosen.concurrent_prefill),
+                Limits(
+                    chosen.max_concurrency,
+                    instance.prefill_chunk,
+                    chosen.concurrent_prefill,
+                    overlap=instance.overlap,
+                ),
                 max_outstanding=chosen.max_outstanding,
                 teardown=instance.close,
             )

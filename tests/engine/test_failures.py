@@ -10,8 +10,8 @@ from fakes.prompts import endless, ends_at, thinking
 import ninfer
 
 CALLS = [
-    "start", "poll", "commit_transaction", "prefill", "finalize_prefill", "decode", "control", "commit", "finish",
-    "discard",
+    "start", "poll", "commit_transaction", "prefill", "finalize_prefill", "decode", "control", "wait", "commit",
+    "finish", "discard",
 ]  # fmt: skip
 
 
@@ -202,7 +202,7 @@ def test_a_batch_with_other_rows_is_a_bug_that_fails_the_engine(world):
 
     def strange(sequences, licences, masks):
         batch = decode(sequences, licences, masks)
-        batch.rows = (*batch.rows, batch.rows[0])
+        batch.sequences = (*batch.sequences, batch.sequences[0])
         return batch
 
     w.program.decode = strange

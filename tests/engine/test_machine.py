@@ -18,7 +18,7 @@ from ninfer.runtime.record import RequestState
 
 PROGRAM_CALLS = (
     "start", "poll", "commit_transaction", "abort_transaction", "prefill", "finalize_prefill", "decode", "control",
-    "commit", "finish", "discard",
+    "wait", "commit", "finish", "discard",
 )  # fmt: skip
 LANE_OF = {
     RequestState.PREFILL: "active",
@@ -66,13 +66,15 @@ class EngineMachine(RuleBasedStateMachine):
         outstanding=st.integers(1, 6),
         concurrent=st.booleans(),
         queue_timeout=st.sampled_from([None, 3.0]),
+        overlap=st.booleans(),
     )
-    def open(self, lanes, pages, polls, drafts, chunk, outstanding, concurrent, queue_timeout):
+    def open(self, lanes, pages, polls, drafts, chunk, outstanding, concurrent, queue_timeout, overlap):
         self.world = World(
             self.patch,
             threaded=False,
             program={"pages": pages, "page": 4, "context": 32, "polls": polls, "drafts": drafts},
             prefill_chunk=chunk,
+            overlap=overlap,
             max_concurrency=lanes,
             max_outstanding=outstanding,
             concurrent_prefill=concurrent,

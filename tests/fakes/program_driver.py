@@ -66,8 +66,9 @@ def prefill(program: Program, sequence: Handle, chunk: int) -> None:
 
 
 def accept_all(program: Program, batch: PendingBatch) -> list[tuple[int, ...]]:
-    program.commit(batch, [RowDecision(len(row.tokens)) for row in batch.rows])
-    return [row.tokens for row in batch.rows]
+    rows = program.wait(batch)
+    program.commit(batch, [RowDecision(len(row.tokens)) for row in rows])
+    return [row.tokens for row in rows]
 
 
 def first(program: Program, sequences: Sequence[Handle], masks=None) -> list[tuple[int, ...]]:

@@ -298,7 +298,7 @@ class ScriptedProgram:
         self.units.append((kind, tuple(s.lane for s in rows)))
         self.on_unit(kind)
         self.faults.check(call, "after")
-        batch = PendingBatch(kind, tuple(produced), None)  # type: ignore[arg-type]
+        batch = PendingBatch(kind, tuple(handles), tuple(produced))  # type: ignore[arg-type]
         self._pending = (batch, rows)
         return batch
 
@@ -310,9 +310,17 @@ class ScriptedProgram:
         self.units.append(("control", (s.lane,)))
         self.on_unit("control")
         self.faults.check("control", "after")
-        batch = PendingBatch("control", (ProducedRow(sequence, tuple(tokens)),), None)
+        batch = PendingBatch("control", (sequence,), (ProducedRow(sequence, tuple(tokens)),))
         self._pending = (batch, (s,))
         return batch
+
+    def wait(self, batch: PendingBatch) -> tuple[ProducedRow, ...]:
+        self._enter("wait", pending=True)
+        self._rule(self._pending is not None and self._pending[0] is batch, "not the pending batch")
+        self._rule(not batch.waited, "waited for twice")
+        self.faults.check("wait", "after")
+        batch.produce(batch.state)  # type: ignore[arg-type]
+        return batch.rows
 
     def commit(self, batch: PendingBatch, decisions: Sequence[RowDecision]) -> None:
         self._enter("commit", pending=True)

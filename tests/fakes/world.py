@@ -27,7 +27,8 @@ class Clock:
 
 
 class World:
-    """``program`` options are ScriptedProgram's; the others EngineOptions. ``drafts`` switches both sides."""
+    """``program`` options are ScriptedProgram's; the others EngineOptions. ``drafts`` switches both sides. overlap: as
+    over a device that works beside the host."""
 
     def __init__(
         self,
@@ -36,6 +37,7 @@ class World:
         threaded: bool = True,
         program: dict[str, Any] | None = None,
         prefill_chunk: int = 8,
+        overlap: bool = False,
         **options: Any,
     ) -> None:
         options.setdefault("max_concurrency", 2)
@@ -56,7 +58,10 @@ class World:
 
         def open_instance(artifact: Any, options: Any) -> Instance:
             p = self.program
-            return Instance(self.frontend, p, "scripted", "nothing", p.context, prefill_chunk, p.close, lambda: 1e9)  # type: ignore[arg-type]
+            return Instance(
+                self.frontend,  # type: ignore[arg-type]
+                p, "scripted", "nothing", p.context, prefill_chunk, overlap, p.close, lambda: 1e9,
+            )  # fmt: skip
 
         patch.setattr(ninfer.engine, "EngineCore", Core)
         patch.setattr(ninfer.engine, "open_instance", open_instance)

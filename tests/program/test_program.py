@@ -128,6 +128,7 @@ def test_a_dead_end_fails_its_row_and_no_other() -> None:
         prefill(p, sequence, 64)
     first(p, s)
     batch = p.decode(s, [UnitLicense()] * 3, Masks({1: set()}))
+    p.wait(batch)
     assert [row.status for row in batch.rows] == [RowStatus.OK, RowStatus.CONSTRAINT_FAILED, RowStatus.OK]
     assert batch.rows[1].tokens == ()
     with pytest.raises(InvariantError):
@@ -184,7 +185,7 @@ def test_device_faults_end_the_batch(fault: str, late: bool) -> None:
     else:
         device.faults[fault] = 0
     with pytest.raises(DeviceError):
-        p.decode(s, [UnitLicense()] * 2, None)
+        p.wait(p.decode(s, [UnitLicense()] * 2, None))
     assert p.audit()["pending_rows"] == 0
     for sequence in s:
         with pytest.raises(InvariantError):
@@ -194,13 +195,35 @@ def test_device_faults_end_the_batch(fault: str, late: bool) -> None:
     p.close()
 
 
+def test_a_round_is_launched_without_waiting_and_read_only_after_it() -> None:
+    p = program(delayed=True)
+    s = admit(p, make_request(PROMPTS[0], 4), 0)
+    prefill(p, s, 64)
+    tokens = first(p, [s])
+    device = device_of(p)
+    device.run_until(device.submitted)
+    finished, batch = device.finished, p.decode([s], [UnitLicense()], None)
+    assert device.finished == finished < device.submitted
+    for early in (lambda: batch.rows, lambda: p.commit(batch, [RowDecision(1)]), lambda: p.control(s, [1])):
+        with pytest.raises(InvariantError):
+            early()
+    assert p.wait(batch) is p.wait(batch) is batch.rows
+    tokens += accept_all(p, batch)
+    with pytest.raises(InvariantError):
+        p.wait(batch)
+    assert [t for (t,) in tokens] == Oracle(make_request(PROMPTS[0], 4)).generate(2)
+    p.close()
+
+
 def test_logits_that_are_not_finite_are_a_device_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fakes.symbolic.hashed_logits", lambda h, v: np.full(v, np.nan, np.float32))
     p = program()
     s = admit(p, make_request(PROMPTS[0], 4), 0)
     prefill(p, s, 64)
+    batch = p.finalize_prefill([s], None)
     with pytest.raises(DeviceError, match="not finite"):
-        p.finalize_prefill([s], None)
+        p.wait(batch)
+    assert batch.spent
     p.discard(s)
 
 
@@ -434,7 +457,7 @@ def test_scores_are_reported_to_the_rows_that_ask() -> None:
     s = [admit(p, make_request(PROMPTS[5], 4, spec, id=i), i) for i, spec in enumerate(specs)]
     for sequence in s:
         prefill(p, sequence, 64)
-    plain, bare, three = p.finalize_prefill(s, None).rows
+    plain, bare, three = p.wait(p.finalize_prefill(s, None))
     assert plain.scores is None
     assert bare.scores is not None
     assert bare.scores[0].top == ()

@@ -123,8 +123,12 @@ class ProgramMachine(RuleBasedStateMachine):
         assert self.program.prefill_remaining(row.sequence) == row.oracle.prompt - row.prefilled
 
     @precondition(lambda self: self.ready("finalize") or self.ready("decode"))
-    @rule(data=st.data(), fault=st.sampled_from([None, None, None, "upload", "launch", "sample", "download", "mask"]))
-    def sample(self, data: st.DataObject, fault: str | None) -> None:
+    @rule(
+        data=st.data(),
+        fault=st.sampled_from([None, None, None, "upload", "launch", "sample", "download", "mask"]),
+        at_once=st.booleans(),
+    )
+    def sample(self, data: st.DataObject, fault: str | None, at_once: bool) -> None:
         kind = data.draw(st.sampled_from([k for k in ("finalize", "decode") if self.ready(k)]))
         rows = data.draw(st.lists(st.sampled_from(self.ready(kind)), min_size=1, unique_by=id))
         legal = data.draw(
@@ -142,6 +146,8 @@ class ProgramMachine(RuleBasedStateMachine):
                 batch = self.program.finalize_prefill(sequences, masks)
             else:
                 batch = self.program.decode(sequences, [UnitLicense()] * len(rows), masks)
+            if at_once or fault is not None:
+                self.program.wait(batch)
         except (DeviceError, ZeroDivisionError):
             assert fault is not None
             assert self.device.finished == self.device.submitted
@@ -152,16 +158,14 @@ class ProgramMachine(RuleBasedStateMachine):
             self.device.faults.clear()
             self.device.late_faults.clear()
         assert fault is None or (fault == "mask" and not legal)
-        assert [row.status is RowStatus.CONSTRAINT_FAILED for row in batch.rows] == [t == -1 for t in expected]
-        assert [row.tokens for row in batch.rows] == [() if t == -1 else (t,) for t in expected]
-        self.pending = (batch, rows)
+        self.pending, self.expected = (batch, rows), [() if t == -1 else (t,) for t in expected]
 
     @precondition(lambda self: self.ready("control"))
     @rule(data=st.data())
     def control(self, data: st.DataObject) -> None:
         row = data.draw(st.sampled_from(self.ready("control")))
         forced = data.draw(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=min(4, row.room)))
-        self.pending = (self.program.control(row.sequence, forced), [row])
+        self.pending, self.expected = (self.program.control(row.sequence, forced), [row]), [tuple(forced)]
 
     @precondition(lambda self: self.pending is not None)
     @rule(data=st.data(), abort=st.sampled_from([False, False, False, True]))
@@ -174,6 +178,9 @@ class ProgramMachine(RuleBasedStateMachine):
                 row.ended = True
             return
         decisions = []
+        self.program.wait(batch)
+        assert [row.tokens for row in batch.rows] == self.expected
+        assert [row.status is RowStatus.CONSTRAINT_FAILED for row in batch.rows] == [not t for t in self.expected]
         for row, produced in zip(rows, batch.rows):
             n = len(produced.tokens)
             if n == 0 or data.draw(st.sampled_from([False] * 5 + [True])):

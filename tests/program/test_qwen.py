@@ -67,7 +67,8 @@ def alone(program: Program, request) -> list[tuple[int, TokenScore]]:
     produced = []
     for n in range(OUTPUT):
         batch = program.decode([s], [UnitLicense()], None) if n else program.finalize_prefill([s], None)
-        produced.append((batch.rows[0].tokens[0], batch.rows[0].scores[0]))
+        (row,) = program.wait(batch)
+        produced.append((row.tokens[0], row.scores[0]))
         accept_all(program, batch)
     program.discard(s)
     return produced
@@ -99,7 +100,7 @@ def test_results_are_the_same_bits_in_any_company(program: Program, seed: int) -
                 batch = program.finalize_prefill(sequences, None)
             else:
                 batch = program.decode(sequences, [UnitLicense()] * len(group), None)
-            for i, row in zip(group, batch.rows):
+            for i, row in zip(group, program.wait(batch)):
                 produced[i].append((row.tokens[0], row.scores[0]))
             accept_all(program, batch)
         for i in [i for i in running if len(produced[i]) == OUTPUT]:
@@ -122,7 +123,7 @@ def test_a_device_that_delays_everything_gives_the_same_results(
     for n in range(OUTPUT):
         licences = [UnitLicense()] * len(sequences)
         batch = late.decode(sequences, licences, None) if n else late.finalize_prefill(sequences, None)
-        for row, history in zip(batch.rows, produced):
+        for row, history in zip(late.wait(batch), produced):
             history.append((row.tokens[0], row.scores[0]))
         accept_all(late, batch)
     assert produced == expected[1:]
@@ -142,8 +143,9 @@ def test_forced_tokens_leave_what_sampling_them_leaves(program: Program) -> None
         accept_all(program, program.control(s, tokens[1:6]))
         for n in (6, 7):
             batch = program.decode([s], [UnitLicense()], None)
-            (score,) = batch.rows[0].scores
-            assert batch.rows[0].tokens[0] == tokens[n]
+            (row,) = program.wait(batch)
+            (score,) = row.scores
+            assert row.tokens[0] == tokens[n]
             assert score.logprob == pytest.approx(expected[n][1].logprob, abs=1e-4)
             accept_all(program, batch)
         program.discard(s)

@@ -68,6 +68,7 @@ class CpuDevice:
 
     kind = "cpu"
     activation = "f32"
+    asynchronous = False
     ops: Ops
 
     def __init__(self, threads: int | None = None) -> None:

@@ -101,6 +101,7 @@ class CudaDevice:
 
     kind = "cuda"
     activation = "bf16"
+    asynchronous = True
     ops: Ops
 
     def __init__(self, index: int = 0, progress: compiler.Progress | None = None) -> None:

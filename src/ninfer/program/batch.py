@@ -16,10 +16,12 @@ NO_LEGAL_TOKEN, NOT_FINITE = -1, -2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pending:
-    """Program's side of a PendingBatch. columns: recorded columns of a control row; 0 elsewhere."""
+    """Program's side of a PendingBatch. columns: recorded columns of a control row; 0 elsewhere. dead: rows without a
+    legal token."""
 
     records: tuple[SequenceRecord, ...]
     columns: int = 0
+    dead: frozenset[int] = frozenset()
 
 
 def produced_row(

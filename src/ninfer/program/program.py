@@ -1,7 +1,7 @@
 """Program: the physical plane behind ``ProgramPort``. Sequences, their memory, and the units that advance them.
 
-A unit leaves a PendingBatch; only ``commit`` makes its tokens part of a sequence. At most one batch is pending, so
-whatever a unit left on the device stays there until the batch is consumed.
+A unit is launched as a PendingBatch, ``wait`` brings what it produced, and only ``commit`` makes its tokens part of a
+sequence. At most one batch is pending, so whatever a unit left on the device stays there until the batch is consumed.
 """
 
 from __future__ import annotations
@@ -173,7 +173,19 @@ class Program:
             with self._launching((record,)):
                 self._units.control(frame, len(columns))
         self._pending = Pending((record,), len(columns))
-        return PendingBatch("control", (ProducedRow(sequence, tuple(tokens)),), self._pending)
+        batch = PendingBatch("control", (sequence,), self._pending)
+        batch.produce((ProducedRow(sequence, tuple(tokens)),))
+        return batch
+
+    def wait(self, batch: PendingBatch) -> tuple[ProducedRow, ...]:
+        pending = self._belonging(batch)
+        if not batch.waited:
+            try:
+                batch.produce(self._collect(batch, pending))
+            except BaseException:
+                self.abort_pending(batch)
+                raise
+        return batch.rows
 
     def commit(self, batch: PendingBatch, decisions: Sequence[RowDecision]) -> None:
         pending = self._belonging(batch)
@@ -274,7 +286,7 @@ class Program:
         records: tuple[SequenceRecord, ...],
         masks: MaskProvider | None,
     ) -> PendingBatch:
-        """Forward, then masks, then Finish."""
+        """Launch Forward, then fill the masks beside it, then launch Finish."""
         units, B = self._units, len(records)
         constrained = masks.constrained_rows() if masks is not None else ()
         frame = units.frame()
@@ -292,20 +304,25 @@ class Program:
             if masks is not None and constrained:
                 dead.update(row for row in constrained if masks.fill(row, (), units.masks[row]).dead & 1)
                 units.upload_masks(B)
-            out = units.finish(frame, B, any(r.request.sampling.logprobs >= 0 for r in records), kind == "decode")
-            tokens = out.fields["token"][:B].tolist()
-            if NOT_FINITE in tokens:
-                raise DeviceError(f"row {tokens.index(NOT_FINITE)} of a {kind} batch: logits are not finite")
-        if kind == "decode":
+            units.finish(frame, B, any(r.request.sampling.logprobs >= 0 for r in records))
+        self._pending = Pending(records, dead=frozenset(dead))
+        return PendingBatch(kind, tuple(sequences), self._pending)
+
+    def _collect(self, batch: PendingBatch, pending: Pending) -> tuple[ProducedRow, ...]:
+        """Wait for a sampled batch and read its rows."""
+        records = pending.records
+        out = self._units.results(batch.kind == "decode")
+        tokens = out.fields["token"][: len(records)].tolist()
+        if NOT_FINITE in tokens:
+            raise DeviceError(f"row {tokens.index(NOT_FINITE)} of a {batch.kind} batch: logits are not finite")
+        if batch.kind == "decode":
             self._traffic.decoded([r.frontier for r in records])
-        produced = tuple(
+        return tuple(
             [
-                produced_row(sequence, record, out, i, token, i in dead)
-                for i, (sequence, record, token) in enumerate(zip(sequences, records, tokens))
+                produced_row(sequence, record, out, i, token, i in pending.dead)
+                for i, (sequence, record, token) in enumerate(zip(batch.sequences, records, tokens))
             ]
         )
-        self._pending = Pending(records)
-        return PendingBatch(kind, produced, self._pending)
 
     def _fold(self, record: SequenceRecord, columns: int) -> None:
         """Keep what was accepted of a control row: all but the last accepted token are executed."""

@@ -18,7 +18,7 @@ from ninfer.program.layout import PoolKind, pages
 from ninfer.program.memory import Memory, Shape
 
 COUNTERS = ("launches", "uploads", "upload_bytes", "downloads", "download_bytes", "decode_device_ns")
-"""What is counted since the start; the last is nanoseconds of decode rounds spent in launches and waiting for them."""
+"""What is counted since the start; the last is nanoseconds from the launch of each decode round to its results."""
 
 
 class Units:
@@ -38,6 +38,7 @@ class Units:
         self._frames = [InputFrame(device, fields, shape.rows) for _ in range(2)]
         self._output = HostBlock(device, results)
         self._done = device.event()
+        self._launched_ns = 0
         self.masks = device.host(memory.masks.shape, "u32")
         self._table_version = -1
         self.counters = dict.fromkeys(COUNTERS, 0)
@@ -74,10 +75,9 @@ class Units:
 
     def forward(self, frame: InputFrame, B: int) -> None:
         """Run ``B`` anchors and leave their logits."""
+        self._launched_ns = time.perf_counter_ns()
         self._upload(frame)
-        begin = time.perf_counter_ns()
         self._launch(self._forward[B - 1])
-        self.counters["decode_device_ns"] += time.perf_counter_ns() - begin
 
     def recall(self, frame: InputFrame, B: int) -> None:
         """Leave the logits of ``B`` rows' stored hidden."""
@@ -88,18 +88,20 @@ class Units:
         self.device.upload(self.memory.masks.slice(0, B), self.masks[:B])
         self._count("upload", self.masks[:B].nbytes)
 
-    def finish(self, frame: InputFrame, B: int, scores: bool, decode: bool) -> HostBlock:
-        """Sample, bring the results down and wait for them."""
-        begin = time.perf_counter_ns()
+    def finish(self, frame: InputFrame, B: int, scores: bool) -> None:
+        """Sample, and bring the results down."""
         self._launch(self._finish[B - 1])
-        out, source = self._output, self._scored if scores else self._brief
-        self.device.download(out.bytes[: source.nbytes], source)
+        source = self._scored if scores else self._brief
+        self.device.download(self._output.bytes[: source.nbytes], source)
         self._count("download", source.nbytes)
         frame.event.record()
-        frame.event.wait()
+
+    def results(self, decode: bool) -> HostBlock:
+        """What the last ``finish`` brought down, once it is here. The one wait of a round."""
+        self._frames[0].event.wait()
         if decode:
-            self.counters["decode_device_ns"] += time.perf_counter_ns() - begin
-        return out
+            self.counters["decode_device_ns"] += time.perf_counter_ns() - self._launched_ns
+        return self._output
 
     def control(self, frame: InputFrame, width: int) -> None:
         """Run one row of ``width`` decided tokens, recorded: keys and values are appended, the state is left alone."""

@@ -24,7 +24,8 @@ DEFAULT_CONTEXT = 32768
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """max_context: tokens of one sequence. prefill_chunk: tokens of one unit. ``close`` frees everything, once."""
+    """max_context: tokens of one sequence. prefill_chunk: tokens of one unit. overlap: the device works beside the
+    host. ``close`` frees everything, once."""
 
     frontend: Frontend
     program: ProgramPort
@@ -32,6 +33,7 @@ class Instance:
     device_name: str
     max_context: int
     prefill_chunk: int
+    overlap: bool
     close: Callable[[], None]
     bandwidth: Callable[[], float]
 
@@ -84,6 +86,7 @@ def open_instance(artifact: str | bytes | os.PathLike[Any] | ArtifactSource, opt
             device_name=device.name,
             max_context=context,
             prefill_chunk=chunk,
+            overlap=device.asynchronous,
             close=opened.pop_all().close,
             bandwidth=device.read_bandwidth,
         )

@@ -30,7 +30,7 @@ def licence(row: RequestRecord, drafts: int) -> UnitLicense:
 
 def check_membership(batch: PendingBatch, rows: Sequence[RequestRecord]) -> None:
     """Raise InvariantError unless the batch has exactly these rows, in this order."""
-    if [row.sequence for row in rows] != [produced.sequence for produced in batch.rows]:
+    if tuple([row.sequence for row in rows]) != batch.sequences:
         raise InvariantError("a batch has other rows than it was launched with")
 
 

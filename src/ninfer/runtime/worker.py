@@ -1,5 +1,6 @@
 """What happens at a worker boundary: requests move through their states, at most one model unit runs.
 
+A unit is launched, then what earlier units committed is published while it runs, then it is waited for and committed.
 Single-threaded and without a lock or a thread of its own; ``core`` decides which thread calls it.
 """
 
@@ -27,6 +28,7 @@ from ninfer.errors import (
 )
 from ninfer.results import Event, GenerationResult, GenerationStart
 from ninfer.runtime.metrics import Metrics
+from ninfer.runtime.outbox import Outbox
 from ninfer.runtime.output import check_membership, commit_row, discard_row, licence, preview_row
 from ninfer.runtime.record import CANCELLED, Ending, RequestRecord, RequestState
 from ninfer.runtime.resources import AdmissionVerdict, Adoption, ResourceManager
@@ -42,12 +44,14 @@ _LONGEST_SLEEP_SECONDS = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the worker is told at start. prefill_chunk: tokens of a unit. drafts: most a round may verify of a row."""
+    """What the worker is told at start. prefill_chunk: tokens of a unit. drafts: most a round may verify of a row.
+    overlap: the device works beside the host, so publication waits for the next launch."""
 
     lanes: int
     prefill_chunk: int
     concurrent_prefill: bool = False
     drafts: int = 0
+    overlap: bool = False
 
 
 class Worker:
@@ -62,6 +66,7 @@ class Worker:
         self._program = program
         self._limits = limits
         self._clock = clock
+        self._outbox = Outbox(limits.overlap)
         self._records: dict[int, RequestRecord] = {}
         self._materializing: RequestRecord | None = None
         self._pending: PendingBatch | None = None
@@ -96,6 +101,7 @@ class Worker:
             self._admit(now)
         unit = self.scheduler.choose(self.active)
         if unit is None:
+            self._outbox.deliver()
             return bool(self.scheduler.waiting) and not self.resources.open
         rows = [row for row in self.active if row.lane in unit.lanes]
         if unit.kind == "decode":
@@ -136,7 +142,8 @@ class Worker:
             except Exception as broken:
                 log.error("forming a result failed", exc_info=broken)
                 self._records.pop(record.id, None)
-                record.response.complete(GenerationResult(finish_reason="error", error=failure))
+                self._outbox.complete(record.response, (), GenerationResult(finish_reason="error", error=failure))
+        _attempt(self._outbox.deliver)
 
     def _abort_transaction(self) -> None:
         if self._program.poll() is not TransactionStatus.IDLE:
@@ -241,7 +248,7 @@ class Worker:
         self.metrics.prompt_tokens += prompt
         self.metrics.cached_tokens += adoption.reused_tokens
         self.metrics.memory = self._program.stats()
-        record.response.publish((GenerationStart(prompt, adoption.reused_tokens),))
+        self._outbox.publish(record.response, (GenerationStart(prompt, adoption.reused_tokens),))
 
     # -- model units -----------------------------------------------------------------------------------------------
 
@@ -251,6 +258,7 @@ class Worker:
         self.metrics.prefill_units += 1
         if self._program.prefill_remaining(sequence):
             self._program.prefill(sequence, self._limits.prefill_chunk)
+            self._outbox.deliver()
         done = self._program.prefill_remaining(sequence) == 0
         self.scheduler.on_prefill_unit(done)
         if done and row.session.control:
@@ -274,6 +282,8 @@ class Worker:
         """Consume the batch whole: preview every row, commit once, then make the outcome visible row by row."""
         self._pending = batch
         check_membership(batch, rows)
+        self._outbox.deliver()
+        self._program.wait(batch)
         control = batch.kind == "control"
         try:
             decisions = [preview_row(row, out, control=control) for row, out in zip(rows, batch.rows, strict=True)]
@@ -294,7 +304,7 @@ class Worker:
             except Exception as error:
                 self._end(row, _aborted(error), now)
                 continue
-            row.response.publish(events)
+            self._outbox.publish(row.response, events)
             self._go_on(row)
 
     def _abort_batch(self, batch: PendingBatch, rows: Sequence[RequestRecord], error: Exception) -> None:
@@ -363,8 +373,7 @@ class Worker:
         record.state = RequestState.FINISHED
         del self._records[record.id]
         self.metrics.settle(result)
-        record.response.publish(events)
-        record.response.complete(result)
+        self._outbox.complete(record.response, events, result)
 
 
 def _stop_reason(record: RequestRecord, now: float) -> Ending | None:
