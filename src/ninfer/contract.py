@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ninfer.errors import InvariantError, StaleHandle
+from ninfer.identity import PrefixIdentity, PromptDigest
 
 if TYPE_CHECKING:
     from ninfer.ops import Ops
@@ -221,31 +222,6 @@ class HandleTable(Generic[T]):
 
 
 # -- prompts -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PrefixIdentity:
-    """Everything that decides whether two prefixes are the same content.
-
-    tokens: int32 [n]. token_types: uint8 [n], 0 text. positions: int32 [3, n], rotary axes. rope_delta: what a
-    generated token's index is shifted by. mode: template and runtime tag. execution_frontiers: sorted positions at
-    which a rendered history must be split when it is executed.
-    """
-
-    tokens: npt.NDArray[np.int32]
-    token_types: npt.NDArray[np.uint8]
-    positions: npt.NDArray[np.int32]
-    rope_delta: int = 0
-    vision: tuple[Any, ...] = ()
-    mode: str = "text"
-    execution_frontiers: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class PromptDigest:
-    """Chained 16-byte BLAKE2b links, one per 64 tokens. A shortlist key; it never proves equality."""
-
-    chain: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)

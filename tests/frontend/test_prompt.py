@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ninfer.errors import InvalidRequest
-from ninfer.frontend.prompt import digest_at, digest_chain, text_identity
+from ninfer.frontend.prompt import text_identity
+from ninfer.identity import digest_at, digest_chain
 from ninfer.inputs import Chat, TextPrompt, TokenPrompt
 
 

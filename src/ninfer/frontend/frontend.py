@@ -15,7 +15,7 @@ from ninfer.frontend.constrain import Markers, plan_answer
 from ninfer.frontend.frontiers import Frontiers
 from ninfer.frontend.generation import read_sampling, read_stop_ids, special_tokens
 from ninfer.frontend.plain import plain_text
-from ninfer.frontend.prompt import PreparedPrompt, digest_chain, text_identity
+from ninfer.frontend.prompt import PreparedPrompt, text_identity
 from ninfer.frontend.protocol import (
     CALL_CLOSE,
     CALL_OPEN,
@@ -33,6 +33,7 @@ from ninfer.frontend.session import OutputProtocol, OutputSession
 from ninfer.frontend.template import ChatTemplate
 from ninfer.frontend.tokenizer import Tokenizer
 from ninfer.frontend.vocabulary import TokenBytes, token_classes
+from ninfer.identity import digest_chain
 from ninfer.inputs import Chat, PromptInput, TextPrompt, TokenPrompt
 from ninfer.options import RequestOptions, SamplingParams
 from ninfer.results import Channel

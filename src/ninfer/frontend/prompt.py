@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import attrs
 import numpy as np
 import numpy.typing as npt
 
-from ninfer.contract import PrefixIdentity, PromptDigest
+from ninfer.identity import PrefixIdentity, PromptDigest
 from ninfer.inputs import Tool
 from ninfer.results import Channel
-
-BLOCK = 64
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -51,25 +47,3 @@ def text_identity(tokens: npt.NDArray[np.int32], frontiers: tuple[int, ...]) -> 
     for array in (tokens, types):
         array.flags.writeable = False
     return PrefixIdentity(tokens=tokens, token_types=types, positions=positions, execution_frontiers=frontiers)
-
-
-def digest_chain(identity: PrefixIdentity) -> PromptDigest:
-    """One 16-byte BLAKE2b link per boundary of 64 tokens: ``chain[b]`` stands for the first ``64 b`` tokens."""
-    link = hashlib.blake2b(identity.mode.encode(), digest_size=16).digest()
-    chain = [link]
-    for begin in range(0, len(identity.tokens) - BLOCK + 1, BLOCK):
-        link = _extend(link, identity, begin, begin + BLOCK)
-        chain.append(link)
-    return PromptDigest(tuple(chain))
-
-
-def digest_at(identity: PrefixIdentity, digest: PromptDigest, frontier: int) -> bytes:
-    """The digest of the first ``frontier`` tokens: the last whole link, and one more hash over what follows it."""
-    block = frontier // BLOCK
-    link = digest.chain[block]
-    return link if frontier % BLOCK == 0 else _extend(link, identity, block * BLOCK, frontier)
-
-
-def _extend(link: bytes, identity: PrefixIdentity, begin: int, end: int) -> bytes:
-    parts = (link, identity.tokens[begin:end].tobytes(), identity.token_types[begin:end].tobytes())
-    return hashlib.blake2b(b"".join(parts), digest_size=16).digest()
