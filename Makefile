@@ -9,7 +9,7 @@ PIP := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # The runtime without torch: xgrammar is used through its compiled core alone, so its own requirements stay out.
 $(DEMO)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(DEMO)
-	$(DEMO)/bin/python $(PIP) numpy numba attrs tokenizers safetensors jinja2 tqdm setuptools
+	$(DEMO)/bin/python $(PIP) numpy numba attrs tokenizers safetensors jinja2 tqdm shtab setuptools
 	$(DEMO)/bin/python $(PIP) --no-deps xgrammar apache-tvm-ffi
 	$(DEMO)/bin/python $(PIP) --no-deps --no-build-isolation --editable .
 	touch $@

@@ -34,13 +34,13 @@ RECORDS = {
 def add_commands(commands: Any) -> None:
     p = commands.add_parser("bench", help="measure speed on this machine", description=bench.__doc__)
     what = p.add_mutually_exclusive_group(required=True)
-    what.add_argument("artifact", nargs="?", help="path of the .ninfer entry file")
+    what.add_argument("artifact", nargs="?", metavar="ARTIFACT", help="path of the .ninfer entry file")
     what.add_argument("--synthetic", metavar="GEOMETRY", help="random weights of this geometry, e.g. 0.8b")
     p.add_argument("--recipe", default="q8", help="number formats of --synthetic weights (default q8)")
     p.add_argument("--device", default="auto", help="auto, cpu or cuda:N")
     p.add_argument("--prompt", type=int, default=512, metavar="N", help="tokens of the prefill measurement")
     p.add_argument("--tokens", type=int, default=64, metavar="N", help="decoded tokens a request")
-    p.add_argument("--batches", default="1,2,4,8", metavar="B,...", help="decode batch sizes")
+    p.add_argument("--batches", type=_sizes, default=(1, 2, 4, 8), metavar="B,...", help="decode batch sizes")
     p.add_argument("--constraint", action="store_true", help="also decode under a JSON schema")
     p.add_argument("--json", metavar="FILE", help="also write the figures as JSON; - is standard output")
     p.set_defaults(command=bench)
@@ -51,7 +51,7 @@ def bench(arguments: argparse.Namespace) -> int:
     longest gap a running request sees while others prefill. Random prompts, greedy, stop tokens ignored."""
     from ninfer.engine import Engine
 
-    sizes = [int(b) for b in arguments.batches.split(",")]
+    sizes = arguments.batches
     source: Any = arguments.artifact
     if arguments.synthetic:
         from ninfer.models.qwen3_5.synthetic import synthetic_source
@@ -90,6 +90,13 @@ def bench(arguments: argparse.Namespace) -> int:
             with open(arguments.json, "w") as file:
                 file.write(text + "\n")
     return 0
+
+
+def _sizes(text: str) -> list[int]:
+    try:
+        return [int(size) for size in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected integers with commas between them, got {text!r}") from None
 
 
 def _decode(run: _Runs, size: int, bandwidth: float) -> dict[str, Any]:

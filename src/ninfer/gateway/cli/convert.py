@@ -9,8 +9,8 @@ from typing import Any
 
 def add_commands(commands: Any) -> None:
     p = commands.add_parser("convert", help="make an artifact from a checkpoint", description=convert.__doc__)
-    p.add_argument("source", help="folder with config.json, *.safetensors and the tokenizer files")
-    p.add_argument("output", help="path of the .ninfer file to write; it must not exist")
+    p.add_argument("source", metavar="FOLDER", help="folder with config.json, *.safetensors and the tokenizer files")
+    p.add_argument("output", metavar="ARTIFACT", help="path of the .ninfer file to write; it must not exist")
     p.add_argument("--recipe", required=True, help="bf16, fp8, q8, q6, q4-mixed or import")
     p.add_argument("--name", help="public model name kept in the artifact")
     p.add_argument("--quiet", "-q", action="store_true", help="no progress bar")

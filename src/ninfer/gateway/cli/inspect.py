@@ -10,11 +10,11 @@ from typing import Any
 
 def add_commands(commands: Any) -> None:
     p = commands.add_parser("inspect", help="show what an artifact holds", description=inspect.__doc__)
-    p.add_argument("artifact", help="path of the .ninfer entry file")
+    p.add_argument("artifact", metavar="ARTIFACT", help="path of the .ninfer entry file")
     p.add_argument("--json", action="store_true", help="print JSON")
     p.set_defaults(command=inspect)
     p = commands.add_parser("verify", help="check every object of an artifact", description=verify.__doc__)
-    p.add_argument("artifact", help="path of the .ninfer entry file")
+    p.add_argument("artifact", metavar="ARTIFACT", help="path of the .ninfer entry file")
     p.set_defaults(command=verify)
 
 

@@ -1,122 +1,74 @@
-"""``ninfer run``: one prompt, streamed."""
+"""``ninfer run``: one answer, or a chat."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
+from inspect import cleandoc
 from typing import Any
 
-from ninfer.inputs import Chat
-from ninfer.options import EngineOptions, SamplingParams
-from ninfer.results import Delta, GenerationResult, ToolCallEvent
+from ninfer.gateway.cli import EXIT_CODES
+from ninfer.gateway.cli.chat import HELP, chat
+from ninfer.gateway.cli.request import Request, add_options, read_request
+from ninfer.gateway.cli.screen import Screen, is_terminal
+from ninfer.options import EngineOptions
+
+_EXAMPLES = """\
+examples:
+  ninfer run model.ninfer                                  a chat
+  ninfer run model.ninfer -p "What is 17 + 25?"            one answer
+  cat letter.txt | ninfer run model.ninfer --system "Sum this up in one sentence."
+  ninfer run model.ninfer -p "Ada is 36." --json-schema-file person.json > ada.json
+  ninfer run model.ninfer --messages chat.json --tools-file tools.json
+
+"""
 
 
 def add_commands(commands: Any) -> None:
-    p = commands.add_parser("run", help="answer one prompt", description=run.__doc__)
-    p.add_argument("artifact", help="path of the .ninfer entry file")
-    p.add_argument("--prompt", "-p", help="the user message; standard input when absent")
-    p.add_argument("--system", help="system message")
-    p.add_argument("--thinking", action=argparse.BooleanOptionalAction, default=None, help="think before answering")
-    p.add_argument("--max-tokens", type=int, default=None, metavar="N", help="output budget, tokens")
-    p.add_argument("--temperature", type=float, default=None, metavar="T", help="0 is greedy")
-    p.add_argument("--top-p", type=float, default=None, metavar="P")
-    p.add_argument("--top-k", type=int, default=None, metavar="K", help="1..64, or 0 for the whole vocabulary")
-    p.add_argument("--min-p", type=float, default=None, metavar="P")
-    p.add_argument("--seed", type=int, default=None)
-    p.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end at this text; repeatable")
-    form = p.add_mutually_exclusive_group()
-    form.add_argument("--json-object", action="store_true", help="answer with a JSON object")
-    form.add_argument("--json-schema-file", metavar="PATH", help="answer with JSON that satisfies this schema")
-    form.add_argument("--grammar-file", metavar="PATH", help="answer in the language of this GBNF grammar")
-    form.add_argument("--regex", metavar="PATTERN", help="answer with text that matches as a whole")
-    form.add_argument("--choice", action="append", metavar="TEXT", help="answer with one of these texts; repeatable")
-    p.add_argument("--device", default="auto", help="auto, cpu or cuda:N")
-    p.add_argument("--max-context", type=int, default=None, metavar="N", help="tokens of one sequence")
+    p = commands.add_parser(
+        "run",
+        help="answer a prompt, or chat",
+        description=cleandoc(run.__doc__ or ""),
+        epilog=f"{_EXAMPLES}{HELP}\n{EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("artifact", metavar="ARTIFACT", help="path of the .ninfer entry file")
+    p.add_argument("--chat", "-i", action="store_true", help="chat, also with a first prompt or not at a terminal")
     p.add_argument("--quiet", "-q", action="store_true", help="no thinking, progress or statistics")
+    add_options(p)
+    g = p.add_argument_group("engine")
+    g.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu or cuda:N; default: auto")
+    g.add_argument("--max-context", type=int, metavar="N", help="tokens of the whole conversation")
+    g.add_argument("--kv-dtype", default="auto", metavar="TYPE", help="numbers of the KV cache; default: auto")
     p.set_defaults(command=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Answer one prompt: the answer on standard output, thinking and statistics on standard error."""
+    """Answer one prompt, or chat when no prompt is given at a terminal.
+
+    The answer goes to standard output; thinking, statistics and prompts go to standard error. Tool calls are printed
+    as one JSON object a line. Without a prompt and away from a terminal, standard input is the prompt.
+    """
     from ninfer.engine import Engine
 
-    text = arguments.prompt if arguments.prompt is not None else sys.stdin.read()
-    messages = [{"role": "system", "content": arguments.system}] if arguments.system else []
-    messages.append({"role": "user", "content": text})
+    asked = arguments.prompt is not None or arguments.messages is not None or arguments.raw
+    talk = arguments.chat or (not asked and is_terminal(sys.stdin))
+    request = read_request(arguments, chat=talk)
     options = EngineOptions(
         device=arguments.device,
         max_concurrency=1,
         max_context=arguments.max_context,
+        kv_dtype=arguments.kv_dtype,
         progress=False if arguments.quiet else None,
     )
-    sampling = SamplingParams(
-        temperature=arguments.temperature,
-        top_p=arguments.top_p,
-        top_k=arguments.top_k,
-        min_p=arguments.min_p,
-        seed=arguments.seed,
-    )
-    note = _Notes(arguments.quiet)
-    constraint = _constraint(arguments)
+    screen = Screen(arguments.quiet)
     with Engine(arguments.artifact, options) as engine:
-        chat = Chat(messages, thinking=arguments.thinking)
-        with engine.submit(
-            chat,
-            max_tokens=arguments.max_tokens,
-            sampling=sampling,
-            stop=tuple(arguments.stop),
-            constraint=constraint,
-        ) as handle:
-            for event in handle:
-                if isinstance(event, Delta) and event.channel == "thinking":
-                    note.thinking(event.text)
-                elif isinstance(event, Delta):
-                    note.end_thinking()
-                    print(event.text, end="", flush=True)
-                elif isinstance(event, ToolCallEvent):
-                    print(f"{event.call.name}({event.call.arguments_json})", flush=True)
-                elif isinstance(event, GenerationResult):
-                    note.end_thinking()
-                    print(flush=True)
-                    note.line(event.statistics())
-            handle.result()
-    return 0
+        return chat(engine, request, screen) if talk else _answer(engine, request, screen)
 
 
-def _constraint(arguments: argparse.Namespace) -> Any:
-    """The constraint the flags ask for, or None. Files are read here."""
-    from ninfer.constraints import OutputConstraint
-
-    if arguments.json_object:
-        return OutputConstraint.json_object()
-    if arguments.json_schema_file is not None:
-        return OutputConstraint.json_schema(Path(arguments.json_schema_file).read_bytes())
-    if arguments.grammar_file is not None:
-        return OutputConstraint.grammar(Path(arguments.grammar_file).read_text("utf-8"))
-    if arguments.regex is not None:
-        return OutputConstraint.regex(arguments.regex)
-    return OutputConstraint.choice(arguments.choice) if arguments.choice else None
-
-
-class _Notes:
-    """What goes to standard error, dimmed where that is a terminal."""
-
-    def __init__(self, quiet: bool) -> None:
-        self.quiet = quiet
-        self.open = False
-        self.dim, self.plain = ("\033[2m", "\033[0m") if sys.stderr.isatty() else ("", "")
-
-    def thinking(self, text: str) -> None:
-        if not self.quiet:
-            print(f"{self.dim}{text}{self.plain}", end="", file=sys.stderr, flush=True)
-            self.open = True
-
-    def end_thinking(self) -> None:
-        if self.open:
-            print(file=sys.stderr, flush=True)
-            self.open = False
-
-    def line(self, text: str) -> None:
-        if not self.quiet:
-            print(f"{self.dim}{text}{self.plain}", file=sys.stderr, flush=True)
+def _answer(engine: Any, request: Request, screen: Screen) -> int:
+    with engine.submit(request.prompt(), request.options) as handle:
+        result = screen.follow(handle)
+    if result.finish_reason == "cancelled":
+        return 130
+    return 3 if result.constraint is not None and not result.constraint.complete else 0
