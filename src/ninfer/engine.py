@@ -156,6 +156,12 @@ class Engine:
         """Tokens the prompt takes, as ``prepare`` would render it."""
         return len(self.prepare(prompt))
 
+    def token_bytes(self, id: int) -> bytes:
+        """The UTF-8 bytes one token stands for; they may be part of a character. Raises InvalidRequest."""
+        if not 0 <= id < self._frontend.vocab_size:
+            raise InvalidRequest(f"expected 0..{self._frontend.vocab_size - 1}, got {id!r}", field="id")
+        return self._frontend.token_bytes(id)
+
     def submit(
         self,
         prompt: PromptInput | PreparedPrompt,

@@ -27,7 +27,7 @@ exit codes:
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line; each subcommand's module adds its own part."""
-    from ninfer.gateway.cli import bench, completion, convert, inspect, run
+    from ninfer.gateway.cli import bench, completion, convert, inspect, run, serve
 
     top = argparse.ArgumentParser(
         prog="ninfer",
@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"ninfer {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (run, inspect, convert, bench, completion):
+    for module in (run, serve, inspect, convert, bench, completion):
         module.add_commands(commands)
     return top
 

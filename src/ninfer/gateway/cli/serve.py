@@ -1,0 +1,111 @@
+"""``ninfer serve``: the HTTP server."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+from typing import Any
+
+from ninfer.errors import InvalidRequest
+from ninfer.options import EngineOptions
+
+
+def add_commands(commands: Any) -> None:
+    p = commands.add_parser("serve", help="serve a model over HTTP", description=serve.__doc__)
+    p.add_argument("artifact", help="path of the .ninfer entry file")
+    p.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s: this machine alone)")
+    p.add_argument("--port", type=int, default=8000, help="0: any free one (default %(default)s)")
+    p.add_argument("--model-id", metavar="NAME", help="what requests call the model (default: the artifact's name)")
+    p.add_argument("--api-key", action="append", default=[], metavar="KEY",
+                   help="ask for this key; repeatable (default: $NINFER_API_KEY, else nobody is asked)")  # fmt: skip
+    p.add_argument("--cors-origin", action="append", default=[], metavar="ORIGIN",
+                   help="let pages of this origin call the server, * for all; repeatable")  # fmt: skip
+    p.add_argument("--max-body", type=int, default=8 << 20, metavar="BYTES", help="of a request (default %(default)s)")
+    p.add_argument("--max-requests", type=int, metavar="N", help="at once (default: what the engine holds)")
+    p.add_argument("--request-timeout", type=float, metavar="S", help="seconds for a whole answer (default: no limit)")
+    p.add_argument("--body-timeout", type=float, default=30.0, metavar="S",
+                   help="seconds for a request's body to arrive (default %(default)s)")  # fmt: skip
+    p.add_argument("--stall-timeout", type=float, default=60.0, metavar="S",
+                   help="seconds a client may take nothing of its answer (default %(default)s)")  # fmt: skip
+    p.add_argument("--drain-timeout", type=float, default=30.0, metavar="S",
+                   help="seconds running answers get when the server is told to end (default %(default)s)")  # fmt: skip
+    p.add_argument("--request-log", metavar="FILE", help="append a JSON line for each request; - is standard output")
+    p.add_argument("--no-warm-up", action="store_true", help="say ready without having answered anything")
+    p.add_argument("--device", default="auto", help="auto, cpu or cuda:N")
+    p.add_argument("--max-concurrency", type=int, default=4, metavar="N", help="requests decoded at once, 1..8")
+    p.add_argument("--max-context", type=int, metavar="N", help="tokens of one sequence")
+    p.add_argument("--max-outstanding", type=int, default=64, metavar="N", help="requests waiting, running or unread")
+    p.add_argument("--max-tokens", type=int, default=1024, metavar="N", help="output budget of requests without one")
+    p.add_argument("--queue-timeout", type=float, metavar="S", help="seconds a request may wait for its turn")
+    p.set_defaults(command=serve)
+
+
+def serve(arguments: argparse.Namespace) -> int:
+    """Serve OpenAI's Chat Completions and Responses and Anthropic's Messages until told to end (Ctrl-C, SIGTERM);
+    answers that are running then may finish."""
+    try:
+        import uvicorn
+
+        from ninfer.gateway.http import ServerOptions, create_app
+    except ImportError as error:
+        print(f"ninfer: {error.name} is missing: pip install 'ninfer[serve]'", file=sys.stderr)
+        return 1
+    from ninfer.engine import Engine
+
+    keys = arguments.api_key or [key for key in [os.environ.get("NINFER_API_KEY", "").strip()] if key]
+    options = ServerOptions(
+        model_id=arguments.model_id,
+        api_keys=keys,
+        max_body=arguments.max_body,
+        max_requests=arguments.max_requests,
+        request_timeout=arguments.request_timeout,
+        body_timeout=arguments.body_timeout,
+        stall_timeout=arguments.stall_timeout,
+        cors_origins=arguments.cors_origin,
+        request_log=arguments.request_log,
+        warm_up=not arguments.no_warm_up,
+    )
+    with _listen(arguments.host, arguments.port, arguments.stall_timeout) as listening:
+        engine_options = EngineOptions(
+            device=arguments.device,
+            max_concurrency=arguments.max_concurrency,
+            max_context=arguments.max_context,
+            max_outstanding=arguments.max_outstanding,
+            max_tokens=arguments.max_tokens,
+            queue_timeout=arguments.queue_timeout,
+        )
+        with Engine(arguments.artifact, engine_options) as engine:
+            host, port = listening.getsockname()[:2]
+            shown = f"[{host}]" if ":" in host else host
+            print(f"ninfer: {engine!r}\nninfer: listening on http://{shown}:{port}", file=sys.stderr, flush=True)
+            if not keys and not _is_loopback(host):
+                print("ninfer: anybody who reaches this address can use it: see --api-key", file=sys.stderr, flush=True)
+            config = uvicorn.Config(
+                create_app(engine, options),
+                log_config=None,
+                access_log=False,
+                timeout_graceful_shutdown=max(1, round(arguments.drain_timeout)),
+            )
+            uvicorn.Server(config).run(sockets=[listening])
+    return 0
+
+
+def _listen(host: str, port: int, stall_timeout: float) -> socket.socket:
+    """A listening socket, opened before the model is, so that a port in use is known at once. Connections whose peer
+    takes nothing for ``stall_timeout`` seconds end."""
+    if not 0 <= port <= 65535:
+        raise InvalidRequest(f"expected 0..65535, got {port}", field="port")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listening = socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, f"{host}:{port}") from None
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stall_timeout * 1000))
+    return listening
+
+
+def _is_loopback(host: str) -> bool:
+    return host == "::1" or host.startswith("127.")

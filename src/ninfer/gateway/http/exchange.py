@@ -1,0 +1,228 @@
+"""One request from its first byte to its last: read, prepared and submitted off the event loop, answered, settled.
+
+A client that leaves ends its request in the engine, and the exchange runs on to the request's own end, which comes
+within one round: everything is released, counted and written down on the one path there is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
+
+import attrs
+
+from ninfer.gateway.http.access import check_key
+from ninfer.gateway.http.body import Receive, parse, read_body
+from ninfer.gateway.http.errors import ApiError, ClientLeft, api_error
+from ninfer.gateway.http.log import Entry
+from ninfer.gateway.http.service import Service
+from ninfer.gateway.http.sse import dumps
+from ninfer.gateway.http.translate import Call, Paths, Served
+from ninfer.handle import GenerationHandle
+from ninfer.inputs import Chat
+from ninfer.results import Delta, GenerationResult, TokenLogprob
+
+logger = logging.getLogger("ninfer.http")
+Send = Callable[[Mapping[str, Any]], Awaitable[None]]
+
+
+@attrs.frozen
+class Protocol:
+    """One way to ask. read: a body as a Call, or as a Chat whose tokens are to be counted. error: how it writes an
+    error. status: the status it answers with."""
+
+    name: str
+    read: Callable[[Mapping[str, Any], Served, Paths], Call | Chat]
+    error: Callable[[ApiError], dict[str, Any]]
+    status: Callable[[ApiError], int] = lambda error: error.status
+
+
+@attrs.frozen
+class Endpoint:
+    """An ASGI application that answers one protocol's requests."""
+
+    service: Service
+    protocol: Protocol
+
+    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+        entry = Entry(id=f"req_{secrets.token_hex(12)}", protocol=self.protocol.name)
+        client = _Client(send, self.service.options.stall_timeout, entry)
+        admitted = False
+        try:
+            check_key(scope, self.service.options.api_keys)
+            self.service.admit()
+            admitted = True
+            await _answer(self.service, self.protocol, scope, receive, client)
+        except ClientLeft:
+            entry.outcome = "cancelled"
+        except asyncio.CancelledError:
+            entry.outcome = "cancelled"
+            raise
+        except Exception as error:
+            await _fail(self.protocol, client, api_error(error, client.paths), error)
+        finally:
+            if client.handle is not None:
+                client.handle.close()
+            if admitted:
+                self.service.running -= 1
+            self.service.settle(entry)
+
+
+class _Client:
+    """The other end of a connection, and its request in the engine once there is one."""
+
+    def __init__(self, send: Send, stall_timeout: float, entry: Entry) -> None:
+        self._send, self._stall_timeout = send, stall_timeout
+        self.entry = entry
+        self.left = False
+        self.paths: Paths = {}
+        self.call: Call | None = None
+        self.handle: GenerationHandle | None = None
+
+    def leave(self) -> None:
+        """Nobody reads on. May come at any time, also while another thread submits the request."""
+        self.left = True
+        if self.handle is not None:
+            self.handle.cancel()
+
+    def check(self) -> None:
+        """Raises ClientLeft."""
+        if self.left:
+            raise ClientLeft
+
+    async def write(self, message: Mapping[str, Any]) -> None:
+        """Send, unless there is nobody to send to. A client that takes nothing for too long counts as gone."""
+        if self.left:
+            return
+        try:
+            async with asyncio.timeout(self._stall_timeout):
+                await self._send(message)
+        except (TimeoutError, OSError):
+            self.leave()
+
+    async def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.entry.status = status
+        name = self.entry.id.encode()
+        headers = [*headers, (b"x-request-id", name), (b"request-id", name)]
+        await self.write({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def body(self, data: bytes, more: bool = False) -> None:
+        await self.write({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def json(self, status: int, value: Any, *headers: tuple[bytes, bytes]) -> None:
+        data = dumps(value).encode("utf-8", "replace")
+        kind, length = (b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())
+        await self.begin(status, [kind, length, *headers])
+        await self.body(data)
+
+
+async def _answer(
+    service: Service, protocol: Protocol, scope: Mapping[str, Any], receive: Receive, client: _Client
+) -> None:
+    options = service.options
+    raw = await read_body(scope, receive, limit=options.max_body, timeout=options.body_timeout)
+    async with _watched(receive, client):
+        counted = await service.run(_start, service, protocol, raw, client)
+        if counted is not None:
+            await client.json(200, {"input_tokens": counted})
+            client.entry.outcome = "stop"
+            return
+        assert client.call is not None
+        client.entry.stream = client.call.stream
+        await (_stream if client.call.stream else _aggregate)(client.call, client)
+
+
+def _start(service: Service, protocol: Protocol, raw: bytes, client: _Client) -> int | None:
+    """Read, prepare, compile and submit, on a thread. The number of tokens where only that was asked."""
+    engine = service.engine
+    asked = protocol.read(parse(raw), service.served, client.paths)
+    client.check()
+    if isinstance(asked, Chat):
+        return engine.count_tokens(asked)
+    prompt = engine.prepare(asked.prompt)
+    client.check()
+    client.call = asked
+    client.handle = engine.submit(prompt, asked.options, timeout=service.options.request_timeout)
+    if client.left:
+        client.handle.cancel()
+    return None
+
+
+@contextlib.asynccontextmanager
+async def _watched(receive: Receive, client: _Client) -> AsyncIterator[None]:
+    """Learn of a client that leaves, whatever its request is doing."""
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        client.leave()
+
+    task = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+async def _stream(call: Call, client: _Client) -> None:
+    """The answer as it comes. The status waits for the first event, so that a request refused in the queue says so."""
+    assert client.handle is not None
+    started = False
+    async for event in client.handle:
+        if isinstance(event, GenerationResult):
+            _finish(client.entry, event)
+        if not started:
+            kind, cache = (b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")
+            await client.begin(200, [kind, cache])
+            started = True
+        await client.body(call.encoder.frames(event), more=not isinstance(event, GenerationResult))
+        if client.entry.first_event is None and isinstance(event, Delta):
+            client.entry.first_event = time.monotonic()
+
+
+async def _aggregate(call: Call, client: _Client) -> None:
+    assert client.handle is not None
+    logprobs: list[TokenLogprob] = []
+    async for event in client.handle:
+        if isinstance(event, Delta):
+            client.entry.first_event = client.entry.first_event or time.monotonic()
+            if event.channel == "content":
+                logprobs.extend(event.logprobs)
+        elif isinstance(event, GenerationResult):
+            _finish(client.entry, event)
+            await client.json(200, call.encoder.whole(event, logprobs))
+
+
+def _finish(entry: Entry, result: GenerationResult) -> None:
+    """Write down how a request ended. Raises its error."""
+    entry.result = result
+    if result.error is not None:
+        raise result.error
+    entry.outcome = result.finish_reason
+
+
+async def _fail(protocol: Protocol, client: _Client, error: ApiError, cause: Exception) -> None:
+    """Say what went wrong: in the stream, if there is one already."""
+    entry = client.entry
+    entry.outcome = _outcome(error)
+    entry.error = type(cause).__name__ if not isinstance(cause, ApiError) else error.code
+    if error.status >= 500 and error.code == "internal_error":
+        logger.error("request %s failed", entry.id, exc_info=cause)
+    if entry.status:
+        frames = client.call.encoder.failure(error) if client.call is not None and entry.stream else b""
+        await client.body(frames)
+        return
+    status = protocol.status(error)
+    retry = [(b"retry-after", b"1")] if error.status in (429, 503) else []
+    challenge = [(b"www-authenticate", b"Bearer")] if error.status == 401 else []
+    await client.json(status, protocol.error(error), *retry, *challenge)
+
+
+def _outcome(error: ApiError) -> str:
+    known = {"overloaded": "overloaded", "queue_timeout": "timeout", "timeout": "timeout"}
+    return known.get(error.code, "refused" if error.status < 500 else "failed")
