@@ -14,31 +14,39 @@ from ninfer.options import EngineOptions
 
 def add_commands(commands: Any) -> None:
     p = commands.add_parser("serve", help="serve a model over HTTP", description=serve.__doc__)
-    p.add_argument("artifact", help="path of the .ninfer entry file")
-    p.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s: this machine alone)")
-    p.add_argument("--port", type=int, default=8000, help="0: any free one (default %(default)s)")
-    p.add_argument("--model-id", metavar="NAME", help="what requests call the model (default: the artifact's name)")
-    p.add_argument("--api-key", action="append", default=[], metavar="KEY",
-                   help="ask for this key; repeatable (default: $NINFER_API_KEY, else nobody is asked)")  # fmt: skip
-    p.add_argument("--cors-origin", action="append", default=[], metavar="ORIGIN",
-                   help="let pages of this origin call the server, * for all; repeatable")  # fmt: skip
-    p.add_argument("--max-body", type=int, default=8 << 20, metavar="BYTES", help="of a request (default %(default)s)")
-    p.add_argument("--max-requests", type=int, metavar="N", help="at once (default: what the engine holds)")
-    p.add_argument("--request-timeout", type=float, metavar="S", help="seconds for a whole answer (default: no limit)")
-    p.add_argument("--body-timeout", type=float, default=30.0, metavar="S",
-                   help="seconds for a request's body to arrive (default %(default)s)")  # fmt: skip
-    p.add_argument("--stall-timeout", type=float, default=60.0, metavar="S",
-                   help="seconds a client may take nothing of its answer (default %(default)s)")  # fmt: skip
-    p.add_argument("--drain-timeout", type=float, default=30.0, metavar="S",
-                   help="seconds running answers get when the server is told to end (default %(default)s)")  # fmt: skip
-    p.add_argument("--request-log", metavar="FILE", help="append a JSON line for each request; - is standard output")
-    p.add_argument("--no-warm-up", action="store_true", help="say ready without having answered anything")
-    p.add_argument("--device", default="auto", help="auto, cpu or cuda:N")
-    p.add_argument("--max-concurrency", type=int, default=4, metavar="N", help="requests decoded at once, 1..8")
-    p.add_argument("--max-context", type=int, metavar="N", help="tokens of one sequence")
-    p.add_argument("--max-outstanding", type=int, default=64, metavar="N", help="requests waiting, running or unread")
-    p.add_argument("--max-tokens", type=int, default=1024, metavar="N", help="output budget of requests without one")
-    p.add_argument("--queue-timeout", type=float, metavar="S", help="seconds a request may wait for its turn")
+    p.add_argument("artifact", metavar="ARTIFACT", help="path of the .ninfer entry file")
+    g = p.add_argument_group("address and access")
+    g.add_argument("--host", default="127.0.0.1", metavar="HOST", help="default: 127.0.0.1, this machine alone")
+    g.add_argument("--port", type=int, default=8000, metavar="N", help="0 is any free one; default: 8000")
+    g.add_argument("--model-id", metavar="NAME", help="what requests call the model; default: the artifact's name")
+    g.add_argument(
+        "--api-key", action="append", default=[], metavar="KEY", help="ask for it; repeatable; default: $NINFER_API_KEY"
+    )
+    g.add_argument(
+        "--cors-origin", action="append", default=[], metavar="URL", help="let its pages call; * is all; repeatable"
+    )
+    g = p.add_argument_group("limits")
+    g.add_argument("--max-body", type=int, default=8 << 20, metavar="BYTES", help="of a request; default: 8388608")
+    g.add_argument("--max-requests", type=int, metavar="N", help="at once; default: as --max-outstanding")
+    g.add_argument("--request-timeout", type=float, metavar="S", help="seconds for a whole answer")
+    g.add_argument("--body-timeout", type=float, default=30.0, metavar="S", help="for a body to arrive; default: 30")
+    g.add_argument(
+        "--stall-timeout", type=float, default=60.0, metavar="S", help="for a client to take what is sent; default: 60"
+    )
+    g.add_argument(
+        "--drain-timeout", type=int, default=30, metavar="S", help="for running answers when told to end; default: 30"
+    )
+    g = p.add_argument_group("operation")
+    g.add_argument("--request-log", metavar="FILE", help="append a JSON line for each request; - is standard output")
+    g.add_argument("--no-warm-up", action="store_true", help="say ready without having answered anything")
+    g = p.add_argument_group("engine")
+    g.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu or cuda:N; default: auto")
+    g.add_argument("--max-concurrency", type=int, default=4, metavar="N", help="answers decoded at once; default: 4")
+    g.add_argument("--max-context", type=int, metavar="N", help="tokens of one conversation")
+    g.add_argument("--max-outstanding", type=int, default=64, metavar="N", help="requests it holds; default: 64")
+    g.add_argument("--max-tokens", type=int, default=1024, metavar="N", help="output budget; default: 1024")
+    g.add_argument("--queue-timeout", type=float, metavar="S", help="seconds a request may wait for its turn")
+    g.add_argument("--kv-dtype", default="auto", metavar="TYPE", help="numbers of the KV cache; default: auto")
     p.set_defaults(command=serve)
 
 
@@ -75,6 +83,7 @@ def serve(arguments: argparse.Namespace) -> int:
             max_outstanding=arguments.max_outstanding,
             max_tokens=arguments.max_tokens,
             queue_timeout=arguments.queue_timeout,
+            kv_dtype=arguments.kv_dtype,
         )
         with Engine(arguments.artifact, engine_options) as engine:
             host, port = listening.getsockname()[:2]
@@ -86,7 +95,7 @@ def serve(arguments: argparse.Namespace) -> int:
                 create_app(engine, options),
                 log_config=None,
                 access_log=False,
-                timeout_graceful_shutdown=max(1, round(arguments.drain_timeout)),
+                timeout_graceful_shutdown=arguments.drain_timeout,
             )
             uvicorn.Server(config).run(sockets=[listening])
     return 0
