@@ -76,13 +76,19 @@ class Rows:
 class KVPlanes:
     """Paged keys and values of one full-attention layer.
 
-    k, v: ``(pages, hk, 64, hd)`` in f32 or bf16. blocks: int32 ``(rows, L)``, page id of each 64-token block. Position
-    ``p`` of a row lives at ``[blocks[table, p >> 6], head, p & 63]``.
+    k, v: ``(pages, hk, 64, hd)`` in f32, bf16 or i8. blocks: int32 ``(rows, L)``, page id of each 64-token block.
+    Position ``p`` of a row lives at ``[blocks[table, p >> 6], head, p & 63]``.
+
+    k_scale, v_scale: f16 ``(pages, hk, 64, ceil(hd/64))``, for i8 planes alone: one scale for every 64 features. A row
+    is rounded to bf16 first; then, for the features x of a group, ``s = f16(max|x| / 127)``, saturating at the largest
+    f16, and ``code = clamp(rint(x * (1 / s)), -127, 127)`` in fp32, 0 where s is 0. What is read is ``code * s``.
     """
 
     k: Buffer
     v: Buffer
     blocks: Buffer
+    k_scale: Buffer | None = None
+    v_scale: Buffer | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -207,8 +207,8 @@ class EngineOptions:
     queue_timeout: seconds a request may wait for a lane. max_tokens: default output budget of a request, tokens.
     prefill_chunk: tokens of one prefill unit, default 512 on the CPU and 2048 on a GPU. concurrent_prefill: admit while
     another request prefills. kv_capacity: tokens of the KV pool, or "auto" (max_concurrency x max_context, at most 25 %
-    of RAM, or what a GPU has free less 1 GiB). kv_dtype: "auto" (fp32 on the CPU, bf16 on a GPU), "fp32" (CPU alone) or
-    "bf16".
+    of RAM, or what a GPU has free less 1 GiB). kv_dtype: how keys and values are kept: "auto" (fp32 on the CPU, bf16 on
+    a GPU), "fp32" (CPU alone), "bf16", or "int8" (codes of 8 bits with an fp16 scale for every 64, about half of bf16).
     grammar_cache_bytes: compiled constraints that are kept, bytes. phase_timings: measure the host time of constraint
     work in each result.
     progress: None (bars in a terminal or notebook), a bool, or ``callback(stage, done, total)``.
@@ -225,7 +225,7 @@ class EngineOptions:
     prefill_chunk: int | None = attrs.field(default=None, validator=_integer(1, 65536, optional=True))
     concurrent_prefill: bool = attrs.field(default=False, validator=_boolean)
     kv_capacity: int | str = attrs.field(default="auto", validator=_kv_capacity)
-    kv_dtype: str = attrs.field(default="auto", validator=_choice("auto", "fp32", "bf16"))
+    kv_dtype: str = attrs.field(default="auto", validator=_choice("auto", "fp32", "bf16", "int8"))
     grammar_cache_bytes: int = attrs.field(default=256 << 20, validator=_integer(0))
     phase_timings: bool = attrs.field(default=False, validator=_boolean)
     progress: bool | ProgressCallback | None = attrs.field(default=None, validator=_progress)

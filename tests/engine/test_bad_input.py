@@ -110,7 +110,7 @@ def test_a_wrong_sampling_value_names_its_field(field, value):
         ("concurrent_prefill", 1),
         ("kv_capacity", "all"),
         ("kv_capacity", np.array([1, 2])),
-        ("kv_dtype", "int8"),
+        ("kv_dtype", "int4"),
         ("progress", "yes"),
     ],
 )

@@ -208,15 +208,6 @@ def test_loading_reports_progress(source):
         assert done == total > 0
 
 
-def test_half_precision_caches_are_chosen_by_name(source):
-    sizes = {}
-    for dtype in ("fp32", "bf16"):
-        with ninfer.Engine(source, max_context=64, max_concurrency=1, kv_dtype=dtype, progress=False) as engine:
-            sizes[dtype] = engine.stats().memory["bytes.kv"]
-            assert len(engine.generate(PROMPTS[0], FIXED).token_ids) == 16
-    assert sizes["fp32"] > 1.5 * sizes["bf16"]
-
-
 def test_a_prompt_of_another_model_is_refused(engine):
     prepared = engine.prepare(PROMPTS[0])
     tokens = np.full(3, 10**5, np.int32)

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from kernels.checks import close, poison
 from ops.harness import Array, Lab, bf16
-from ops.test_attention import EPS, attend, fill, norm1, rotate, shape_of
+from ops.test_attention import EPS, HARD, attend, fill, norm1, quantised, rotate, shape_of
 
 from ninfer.ops import AttentionShape
 
 SHAPES = [shape_of(6, 2, 32, 16), shape_of(3, 1, 20, 10), shape_of(2, 2, 96, 32), shape_of(8, 2, 256, 64)]
 
 
+KINDS = ["bf16", "i8"]
+
+
+@pytest.mark.parametrize("dtype", KINDS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_prepare(device: Any, rng: np.random.Generator, shape: AttentionShape) -> None:
+def test_prepare(device: Any, rng: np.random.Generator, shape: AttentionShape, dtype: str) -> None:
     lab, B, W, room = Lab(device), 2, 5, 200
     start, width = [0, 126], [3, 5]
-    cache = fill(lab, rng, shape, B, 0, room, "bf16")
-    before = [[cache.read(plane, b, room) for b in range(B)] for plane in (cache.kv.k, cache.kv.v)]
+    cache = fill(lab, rng, shape, B, 0, room, dtype)
+    before = [[read(b, room) for b in range(B)] for read in (cache.keys, cache.values)]
     q, k, v = (bf16(rng.normal(size=(B * W, h, shape.hd))) for h in (shape.hq, shape.hk, shape.hk))
     positions = rng.integers(0, 262_144, (3, B * W))
     wq, wk = (bf16(rng.normal(size=shape.hd) * 0.2) for _ in range(2))
@@ -31,12 +36,12 @@ def test_prepare(device: Any, rng: np.random.Generator, shape: AttentionShape) -
     )  # fmt: skip
     real = np.array([b * W + w for b in range(B) for w in range(width[b])])
     close(lab.get(query).reshape(q.shape)[real], rotate(norm1(q, wq), positions, shape)[real], 3e-3)
-    for plane, values, old in zip((cache.kv.k, cache.kv.v), (rotate(norm1(k, wk), positions, shape), v), before):
+    for read, values, old in zip((cache.keys, cache.values), (rotate(norm1(k, wk), positions, shape), v), before):
         for b in range(B):
-            stored, want = cache.read(plane, b, room), old[b].copy()
+            stored, want = read(b, room), old[b].copy()
             for w in range(width[b]):
                 want[start[b] + w] = values[b * W + w]
-            close(stored, want, 3e-3)
+            close(stored, want, 3e-3 if dtype == "bf16" else 1e-2)
             untouched = np.setdiff1d(np.arange(room), start[b] + np.arange(width[b]))
             np.testing.assert_array_equal(stored[untouched], old[b][untouched])
 
@@ -51,35 +56,55 @@ def run(lab: Lab, q: Array, gate: Array, cache: Any, rows: Any) -> Array:
     return lab.get(out).reshape(rows.B, rows.W, shape.hq, shape.hd)
 
 
+def test_int8_rows_are_the_codes_and_scales_of_their_definition(device: Any, rng: np.random.Generator) -> None:
+    lab = Lab(device)
+    for shape in (SHAPES[1], shape_of(1, 1, 130, 8)):
+        W = 2 * len(HARD)
+        cache = fill(lab, rng, shape, 1, 0, W, "i8")
+        v = rng.normal(size=(W, shape.hk, shape.hd)) * np.repeat(HARD, 2)[:, None, None]
+        v[0, 0, :3] = 127.0, 0.5, 1.5  # ties go to the even code
+        q, k = (lab.put(np.ones((W, h * shape.hd)), "bf16") for h in (shape.hq, shape.hk))
+        ones, values = lab.put(np.ones(shape.hd), "bf16"), lab.put(v.reshape(W, -1), "bf16")
+        lab.ops.attention_prepare(q, k, values, ones, ones, cache.kv, lab.rows(1, W, [0]), shape, EPS)
+        codes, scales, _ = quantised(v)
+        assert cache.kv.v_scale is not None
+        np.testing.assert_array_equal(cache.read(cache.kv.v, 0, W), codes)
+        np.testing.assert_array_equal(cache.read(cache.kv.v_scale, 0, W), scales)
+
+
+@pytest.mark.parametrize("dtype", KINDS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_equals_float64(device: Any, rng: np.random.Generator, shape: AttentionShape) -> None:
+def test_equals_float64(device: Any, rng: np.random.Generator, shape: AttentionShape, dtype: str) -> None:
     lab = Lab(device)
     for i, (B, W, start) in enumerate(
         ((1, 1, [700]), (2, 4, [0, 63]), (2, 13, [5, 130]), (1, 70, [1]), (3, 1, [0, 64, 511]), (9, 7, [30] * 9))
     ):
         device.order = i % 2
         room = max(start) + W
-        cache = fill(lab, rng, shape, B, room, room, "bf16")
+        cache = fill(lab, rng, shape, B, room, room, dtype)
         q, gate = (bf16(rng.normal(size=(B, W, shape.hq, shape.hd))) for _ in range(2))
         got = run(lab, bf16(q * 3), gate, cache, lab.rows(B, W, start))
         want = [attend(bf16(q[b] * 3), cache.k[b], cache.v[b], gate[b], start[b], shape) for b in range(B)]
         close(got, np.stack(want), 6e-3)
 
 
-def test_unwritten_pages_and_padding_rows_are_not_read(device: Any, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("dtype", KINDS)
+def test_unwritten_pages_and_padding_rows_are_not_read(device: Any, rng: np.random.Generator, dtype: str) -> None:
     """Page ids beyond a row's length may be anything; what follows its last ordinal in a page may be NaN."""
     lab, shape = Lab(device), SHAPES[0]
     for W, width in ((3, [2, 0]), (30, [7, 30])):
         start = [100, 20]
-        cache = fill(lab, rng, shape, 2, 192, 192, "bf16")
-        blocks, pages = lab.get(cache.kv.blocks), [lab.get(p) for p in (cache.kv.k, cache.kv.v)]
+        cache = fill(lab, rng, shape, 2, 192, 192, dtype)
+        poisoned = {"blocks": lab.get(cache.kv.blocks)}
+        real = start[0] + width[0], start[1] + width[1]
+        for name in ("k", "v") if dtype == "bf16" else ("k_scale", "v_scale"):
+            plane = poisoned[name] = lab.get(getattr(cache.kv, name))
+            for b in range(2):
+                for p in range(real[b], 192):
+                    plane[poisoned["blocks"][b, p >> 6], :, p & 63] = np.nan
         for b in range(2):
-            for p in range(start[b] + width[b], 192):
-                for plane in pages:
-                    plane[blocks[b, p >> 6], :, p & 63] = np.nan
-            blocks[b, -(-(start[b] + width[b]) // 64) :] = 2**30
-        planes = [lab.put(p, "bf16") for p in pages]
-        kv = type(cache.kv)(*planes, lab.put(blocks, "i32"))
+            poisoned["blocks"][b, -(-real[b] // 64) :] = 2**30
+        kv = replace(cache.kv, **{n: lab.put(x, getattr(cache.kv, n).dtype) for n, x in poisoned.items()})
         q, gate = (bf16(rng.normal(size=(2, W, shape.hq, shape.hd))) for _ in range(2))
         got = run(lab, q, gate, type(cache)(lab, shape, kv, cache.k, cache.v), lab.rows(2, W, start, width))
         for b in range(2):

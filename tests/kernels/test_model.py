@@ -35,15 +35,19 @@ def runner() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize(("config", "recipe"), [(DENSE, "q4-mixed"), (DENSE, "bf16"), (MOE, "q4-mixed")])
-def test_logits_equal_the_host(device: Any, runner: ModuleType, config: dict[str, Any], recipe: str) -> None:
+@pytest.mark.parametrize(
+    ("config", "recipe", "kv_dtype"), [(DENSE, "q4-mixed", "bf16"), (DENSE, "bf16", "i8"), (MOE, "q4-mixed", "bf16")]
+)
+def test_logits_equal_the_host(
+    device: Any, runner: ModuleType, config: dict[str, Any], recipe: str, kv_dtype: str
+) -> None:
     """Prefill in a chunk and steps, a batch of two, and a verified pass that is folded."""
     tokens = np.random.default_rng(3).integers(0, 400, 100)
     host = CpuDevice(threads=1)
     got, want = ([] for _ in range(2))
     for one, results in ((host, want), (device, got)):
         source = synthetic_source(config, recipe, seed=5)
-        model = runner.Runner(one, bind(Artifact(source), one), lanes=2, kv_dtype="f32" if one is host else "bf16")
+        model = runner.Runner(one, bind(Artifact(source), one), lanes=2, kv_dtype="f32" if one is host else kv_dtype)
         Row = runner.Row
         results.append(model.prefill(tokens[:70], 70))
         results.append(model.prefill(tokens[:50], 30, lane=1))

@@ -34,7 +34,10 @@ class Lab:
 
     def put(self, values: Any, dtype: str = "f32") -> Buffer:
         """A buffer holding ``values``; bf16 rounds them."""
-        kind = {"f32": np.float32, "i32": np.int32, "u8": np.uint8, "u32": np.uint32, "i64": np.int64}
+        kind = {
+            "f32": np.float32, "f16": np.float16, "i32": np.int32, "u8": np.uint8, "i8": np.int8, "u32": np.uint32,
+            "i64": np.int64,
+        }  # fmt: skip
         array = np.asarray(values)
         words = f32_to_bf16(np.ascontiguousarray(array, np.float32)) if dtype == "bf16" else array.astype(kind[dtype])
         buffer = self.empty(*array.shape, dtype=dtype)

@@ -45,6 +45,22 @@ def attend(q: Array, k: Array, v: Array, gate: Array, start: int, shape: Attenti
     return out * sigmoid(gate)
 
 
+def quantised(x: Array) -> tuple[Array, Array, Array]:
+    """Codes, fp16 scales, and what they decode to, of rows [..., hd]: a scale for every 64 features."""
+    codes, scales = np.zeros(x.shape, np.int8), np.zeros((*x.shape[:-1], -(-x.shape[-1] // 64)), np.float16)
+    exact = np.zeros(x.shape)
+    for g in range(scales.shape[-1]):
+        part = np.s_[..., 64 * g : 64 * g + 64]
+        group = np.float32(bf16(x[part]))
+        scale = np.float16(np.minimum(np.abs(group).max(-1, keepdims=True) / np.float32(127), 65504))
+        wide = np.float32(scale)
+        inverse = np.divide(np.float32(1), wide, out=np.zeros_like(wide), where=wide != 0)
+        codes[part] = np.clip(np.rint(group * inverse), -127, 127)
+        scales[..., g] = scale[..., 0]
+        exact[part] = codes[part] * wide.astype(np.float64)
+    return codes, scales, exact
+
+
 @dataclass
 class Cache:
     """Planes whose pages are dealt out of order, filled with ``n`` ordinals of every row."""
@@ -55,8 +71,21 @@ class Cache:
     k: Array
     v: Array
 
+    def keys(self, b: int, n: int) -> Array:
+        """What ordinals 0..n-1 of row b decode to, [n, hk, hd]."""
+        return self._decoded(self.kv.k, self.kv.k_scale, b, n)
+
+    def values(self, b: int, n: int) -> Array:
+        return self._decoded(self.kv.v, self.kv.v_scale, b, n)
+
+    def _decoded(self, plane: Buffer, scales: Buffer | None, b: int, n: int) -> Array:
+        stored = self.read(plane, b, n)
+        if scales is None:
+            return stored
+        return stored * np.repeat(np.float64(self.read(scales, b, n)), 64, -1)[..., : self.shape.hd]
+
     def read(self, plane: Buffer, b: int, n: int) -> Array:
-        """Ordinals 0..n-1 of row b, [n, hk, hd]."""
+        """Ordinals 0..n-1 of row b as they are stored, [n, hk, elements]."""
         pages, blocks = self.lab.get(plane), self.lab.get(self.kv.blocks)
         return (
             np.stack([pages[blocks[b, p >> 6], :, p & 63] for p in range(n)]) if n else np.zeros((0, *self.k.shape[2:]))
@@ -67,15 +96,22 @@ def fill(lab: Lab, rng: np.random.Generator, shape: AttentionShape, B: int, n: i
     L = -(-room // 64)
     blocks = rng.permutation(B * L + 2)[: B * L].reshape(B, L)
     k, v = (rng.normal(size=(B, room, shape.hk, shape.hd)) for _ in range(2))
-    planes = []
-    for values in (k, v):
-        pages = np.full((B * L + 2, shape.hk, 64, shape.hd), 9.0)
+
+    def plane(values: Array, dtype: str) -> Buffer:
+        pages = np.full((B * L + 2, shape.hk, 64, values.shape[-1]), 9.0)
         for b in range(B):
             for p in range(n):
                 pages[blocks[b, p >> 6], :, p & 63] = values[b, p]
-        planes.append(lab.put(pages, dtype))
+        return lab.put(pages, dtype)
+
+    table = lab.put(blocks, "i32")
+    if dtype == "i8":
+        (kc, ks, ke), (vc, vs, ve) = quantised(k), quantised(v)
+        return Cache(
+            lab, shape, KVPlanes(plane(kc, "i8"), plane(vc, "i8"), table, plane(ks, "f16"), plane(vs, "f16")), ke, ve
+        )
     exact = bf16 if dtype == "bf16" else lambda x: np.float64(np.float32(x))
-    return Cache(lab, shape, KVPlanes(*planes, lab.put(blocks, "i32")), exact(k), exact(v))
+    return Cache(lab, shape, KVPlanes(plane(k, dtype), plane(v, dtype), table), exact(k), exact(v))
 
 
 def run(lab: Lab, q: Array, gate: Array, cache: Cache, rows: Rows) -> Array:
@@ -94,12 +130,12 @@ SHAPES = [shape_of(6, 2, 32, 16), shape_of(3, 1, 20, 10), shape_of(2, 2, 96, 32)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "i8"])
 def test_prepare(lab: Lab, rng: np.random.Generator, shape: AttentionShape, dtype: str) -> None:
     B, W, room = 2, 5, 200
     start, width = [0, 126], [3, 5]
     cache = fill(lab, rng, shape, B, 0, room, dtype)
-    before = [cache.read(plane, b, room) for plane in (cache.kv.k, cache.kv.v) for b in range(B)]
+    before = [read(b, room) for read in (cache.keys, cache.values) for b in range(B)]
     q, k, v = (rng.normal(size=(B * W, h, shape.hd)).astype(np.float32) for h in (shape.hq, shape.hk, shape.hk))
     positions = rng.integers(0, 262_144, (3, B * W))
     wq, wk = (rng.normal(size=shape.hd) * 0.2 for _ in range(2))
@@ -114,16 +150,38 @@ def test_prepare(lab: Lab, rng: np.random.Generator, shape: AttentionShape, dtyp
     wanted = rotate(norm1(q.astype(np.float64), bf16(wq)), positions, shape)
     near(got[real], wanted[real], 2e-6 * float(np.max(np.abs(wanted))))
     keys = rotate(norm1(k.astype(np.float64), bf16(wk)), positions, shape)
-    for plane, values, old in ((cache.kv.k, keys, before[:B]), (cache.kv.v, v.astype(np.float64), before[B:])):
+    steps = {"f32": 2e-6, "bf16": 2.0**-8, "i8": 2.0**-8 + 1 / 127}
+    for read, values, old in ((cache.keys, keys, before[:B]), (cache.values, v.astype(np.float64), before[B:])):
         for b in range(B):
-            stored, want = cache.read(plane, b, room), old[b].copy()
+            want = old[b].copy()
             for w in range(width[b]):
                 want[start[b] + w] = values[b * W + w]
-            near(stored, want, 2e-6 * 5 if dtype == "f32" else 2.0**-8 * float(np.max(np.abs(want))))
+            near(read(b, room), want, steps[dtype] * float(np.max(np.abs(want))))
+
+
+HARD = (1.0, 1e-6, 3e-8, 0.0, 1e4, 1e30)
+
+
+def test_int8_rows_are_the_codes_and_scales_of_their_definition(lab: Lab, rng: np.random.Generator) -> None:
+    """Values, which nothing is done to before: every bit, from zeros and subnormal scales to scales that saturate."""
+    for shape in (*SHAPES, shape_of(1, 1, 130, 8)):
+        W = 2 * len(HARD)
+        cache = fill(lab, rng, shape, 1, 0, W, "i8")
+        v = (rng.normal(size=(W, shape.hk, shape.hd)) * np.repeat(HARD, 2)[:, None, None]).astype(np.float32)
+        v[0, 0, :3] = 127.0, 0.5, 1.5  # ties go to the even code
+        q, k = (lab.put(np.ones((W, h * shape.hd))) for h in (shape.hq, shape.hk))
+        ones = lab.put(np.ones(shape.hd), "bf16")
+        lab.ops.attention_prepare(
+            q, k, lab.put(v.reshape(W, -1)), ones, ones, cache.kv, lab.rows(1, W, [0]), shape, EPS
+        )
+        codes, scales, _ = quantised(v)
+        assert cache.kv.v_scale is not None
+        np.testing.assert_array_equal(cache.read(cache.kv.v, 0, W), codes)
+        np.testing.assert_array_equal(cache.read(cache.kv.v_scale, 0, W), scales)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "i8"])
 def test_equals_float64(lab: Lab, rng: np.random.Generator, shape: AttentionShape, dtype: str) -> None:
     for B, W, start in ((1, 1, [700]), (2, 4, [0, 63]), (2, 13, [5, 130]), (1, 70, [1]), (3, 1, [0, 64, 511])):
         room = max(start) + W
@@ -137,14 +195,14 @@ def test_equals_float64(lab: Lab, rng: np.random.Generator, shape: AttentionShap
 
 def test_any_cut_gives_the_same_bits(lab: Lab, lab1: Lab, rng: np.random.Generator) -> None:
     """One pass, single steps, widths that spread splits over threads and widths that do not."""
-    for shape in SHAPES[:2]:
+    for shape, dtype in zip(SHAPES[:2], ("f32", "i8")):
         first, n = 400, 190
         q, gate = (rng.normal(size=(1, n, shape.hq, shape.hd)).astype(np.float32) for _ in range(2))
         state = rng.bit_generator.state
         results = []
         for one in (lab, lab1):
             rng.bit_generator.state = state
-            cache = fill(one, rng, shape, 1, first + n, first + n, "f32")
+            cache = fill(one, rng, shape, 1, first + n, first + n, dtype)
             for size in (n, 1, 7, 64):
                 parts = [
                     run(one, q[:, at : at + size], gate[:, at : at + size], cache, one.rows(1, m, [first + at]))

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from ninfer._cpu.buffers import CpuBuffer
 from ninfer._cpu.kernels import attention as attention_kernels
 from ninfer._cpu.kernels import gdn as gdn_kernels
+from ninfer._cpu.kernels import kv as kv_kernels
 from ninfer._cpu.kernels import moe as moe_kernels
 from ninfer._cpu.kernels import products, project, rows, sample
 from ninfer._cpu.matrix import CpuMatrix
@@ -132,9 +133,9 @@ class CpuOps:
         frequency, axes = _rotary(shape.rot, shape.theta, shape.axes)
         self._submit(
             attention_kernels.attention_prepare, tokens, rows.start, rows.width, rows.table, rows.positions,
-            tokens, rows.W, q, k, v, query_norm, key_norm, kv.k, kv.v, int(kv.k.dtype == "bf16"), kv.blocks,
+            tokens, rows.W, q, k, v, query_norm, key_norm, kv.k, kv.v, kv_kernels.CODES[kv.k.dtype], kv.blocks,
             kv.blocks.shape[1], kv.k.shape[0], frequency, axes, shape.hq, shape.hk, shape.hd, shape.rot, eps,
-            grain=_grain(q),
+            kv.k_scale or 0, kv.v_scale or 0, grain=_grain(q),
         )  # fmt: skip
 
     def attention(
@@ -153,8 +154,8 @@ class CpuOps:
         tasks = rows.B * per_row * shape.hk * max(splits, 1)
         words = (
             rows.start, rows.width, rows.table, 0, rows.W, block, per_row, splits, out, q, gate, kv.k, kv.v,
-            int(kv.k.dtype == "bf16"), kv.blocks, kv.blocks.shape[1], kv.k.shape[0], shape.hq, shape.hk, shape.hd,
-            products.gemm.address, scratch,
+            kv_kernels.CODES[kv.k.dtype], kv.blocks, kv.blocks.shape[1], kv.k.shape[0], shape.hq, shape.hk, shape.hd,
+            products.gemm.address, scratch, kv.k_scale or 0, kv.v_scale or 0,
         )  # fmt: skip
         self._submit(attention_kernels.attention, tasks, *words)
         if splits:

@@ -124,11 +124,12 @@ class CudaOps:
         _want(q, "q", (tokens, shape.hq * shape.hd))
         _want(k, "k", (tokens, shape.hk * shape.hd))
         words = pack(
-            q, k, v, query_norm, key_norm, kv.k, kv.v, kv.blocks, rows.start, rows.width, rows.table, rows.positions,
-            self._rotary(shape), eps, tokens, rows.W, kv.blocks.shape[1], shape.hq, shape.hk, shape.hd, shape.rot,
+            q, k, v, query_norm, key_norm, kv.k, kv.v, kv.k_scale, kv.v_scale, kv.blocks, rows.start, rows.width,
+            rows.table, rows.positions, self._rotary(shape), eps, tokens, rows.W, kv.blocks.shape[1], shape.hq,
+            shape.hk, shape.hd, shape.rot,
         )  # fmt: skip
         blocks = -(-tokens * (shape.hq + 2 * shape.hk) // 4)
-        self._launch("attention", "attention_prepare", blocks, 128, words, 16 * shape.hd)
+        self._launch("attention", "attention_prepare", blocks, 128, words, 32 * shape.hd)
 
     def attention(
         self,
@@ -141,8 +142,8 @@ class CudaOps:
         scratch: CudaBuffer,
     ) -> None:
         _want(out, "out", (rows.B * rows.W, shape.hq * shape.hd))
-        width = next((w for w in (32, 64, 128, 256) if shape.hd <= w), None)
-        if width is None or kv.k.dtype != "bf16":
+        width = next((w for w in (64, 128, 256) if shape.hd <= w), None)
+        if width is None or kv.k.dtype not in ("bf16", "i8"):
             raise InvariantError(f"heads of {shape.hd} features over {kv.k.dtype} keys")
         queries = rows.W * (shape.hq // shape.hk)
         shares_keys = queries <= _SHARED_KEYS
@@ -152,12 +153,17 @@ class CudaOps:
         splits = min(splits, kv.blocks.shape[1])
         scale = math.log2(math.e) / math.sqrt(shape.hd)
         words = pack(
-            out, q, gate, kv.k, kv.v, kv.blocks, rows.start, rows.width, rows.table, scratch, scale, rows.W,
-            kv.blocks.shape[1], shape.hq, shape.hk, shape.hd, splits,
+            out, q, gate, kv.k, kv.v, kv.k_scale, kv.v_scale, kv.blocks, rows.start, rows.width, rows.table, scratch,
+            scale, rows.W, kv.blocks.shape[1], shape.hq, shape.hk, shape.hd, splits,
         )  # fmt: skip
-        shared = (2 * _PAGE + (16 if shares_keys else 64)) * 2 * width
+        page = 2 * _PAGE * (2 * width if kv.k.dtype == "bf16" else width + width // 32)
+        if shares_keys:  # the warps' sums take the place of queries, keys and values
+            shared = max(32 * width + page, 4 * 64 * width)
+        else:
+            shared = 128 * width + page
         grid = (tiles, shape.hk * splits, rows.B)
-        self._launch("attention", f"attention_{'keys' if shares_keys else 'rows'}_{width}", grid, 128, words, shared)
+        symbol = f"attention_{'keys' if shares_keys else 'rows'}_{width}"
+        self._launch(f"attention_{kv.k.dtype}", symbol, grid, 128, words, shared)
         if splits > 1:
             threads = -(-shape.hd // 32) * 32
             self._launch("attention", "attention_merge", (rows.B * rows.W, shape.hq), threads, words)

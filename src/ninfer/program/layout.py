@@ -23,16 +23,25 @@ class PoolKind(enum.Enum):
     """Keys and values of the text model's full-attention layers."""
 
 
+SCALED = 64
+"""Features of a head that share one scale of an INT8 plane."""
+
+
 class KVCodec(enum.Enum):
-    """How a key or value element is stored; the value is its device element type."""
+    """How a key or value element is stored; the value is its device element type. INT8 has planes of scales too."""
 
     FP32 = "f32"
     BF16 = "bf16"
+    INT8 = "i8"
 
 
 class PlaneRole(enum.Enum):
+    """The scale planes exist for INT8 alone."""
+
     K = 0
     V = 1
+    K_SCALE = 2
+    V_SCALE = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +84,14 @@ class PoolLayout:
 
 
 def build_pool_layouts(geometry: KVGeometry, codec: KVCodec) -> tuple[PoolLayout, ...]:
-    """The pools of a model, in the order every per-pool tuple uses."""
+    """The pools of a model, in the order every per-pool tuple uses; planes by layer, then by role."""
+    parts = [(role, codec.value, geometry.head_dim) for role in (PlaneRole.K, PlaneRole.V)]
+    if codec is KVCodec.INT8:
+        scales = -(-geometry.head_dim // SCALED)
+        parts += [(role, "f16", scales) for role in (PlaneRole.K_SCALE, PlaneRole.V_SCALE)]
     planes = tuple(
-        PlaneSpec(layer, role, codec.value, geometry.head_dim, geometry.kv_heads)
+        PlaneSpec(layer, role, dtype, leading, geometry.kv_heads)
         for layer in range(geometry.full_attention_layers)
-        for role in PlaneRole
+        for role, dtype, leading in parts
     )
     return (PoolLayout(PoolKind.MAIN, planes),)

@@ -36,7 +36,7 @@ def codec(options: EngineOptions, device: Device) -> KVCodec:
         return KVCodec.FP32 if device.kind == "cpu" else KVCodec.BF16
     if options.kv_dtype == "fp32" and device.kind != "cpu":
         raise InvalidRequest(f"'fp32' is not available on {device.name}", field="kv_dtype")
-    return KVCodec.FP32 if options.kv_dtype == "fp32" else KVCodec.BF16
+    return {"fp32": KVCodec.FP32, "bf16": KVCodec.BF16, "int8": KVCodec.INT8}[options.kv_dtype]
 
 
 def _cpu(options: EngineOptions) -> Device:

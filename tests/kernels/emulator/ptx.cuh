@@ -151,6 +151,15 @@ DEVICE float from_half(u16 v) {
     float f = e == 0 ? std::ldexp((float)m, -24) : e == 31 ? (m ? NAN : INFINITY) : std::ldexp((float)(m + 1024), e - 25);
     return v >> 15 ? -f : f;
 }
+DEVICE u16 to_half(float v) {  // of a number >= 0
+    if (v == 0.0f) return 0;
+    int e;
+    std::frexp(v, &e);
+    e = e - 1 < -14 ? -14 : e - 1;
+    int word = ((e + 14) << 10) + (int)std::nearbyint(std::ldexp((double)v, 10 - e));
+    return word > 0x7C00 ? 0x7C00 : word;
+}
+DEVICE float power2(float v) { return std::exp2(v); }
 DEVICE u32 bytes(u32 a, u32 b, u32 selector) {
     u64 all = a | (u64)b << 32;
     u32 r = 0;

@@ -16,6 +16,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from ninfer._cpu.kernel import kernel
+from ninfer._cpu.kernels.kv import F32, get_row, put_row
 from ninfer._cpu.kernels.lanes import VF, at, f32_t, fma_ir, i64, load_ir, splat
 from ninfer._cpu.kernels.products import STRETCH, WS_BYTES
 from ninfer._cpu.kernels.rows import norm1
@@ -30,12 +31,10 @@ from ninfer._cpu.kernels.simd import (
     lane0,
     largest,
     load,
-    load_bf16,
     load_part,
     real,
     sigmoid,
     store,
-    store_bf16,
     store_part,
     total,
     u16,
@@ -74,16 +73,17 @@ def _rotate(x, cosine, sine, half):
 def attention_prepare(a, begin, end, ws):
     """Normalise and rotate q in place; normalise, rotate and append k; append v. A task is a token.
 
-    Words: row metadata; tokens, W, q, k, v, query norm, key norm, key plane, value plane, bf16 planes (0 or 1), blocks,
-    pages of a block row, pages, inverse frequencies, axes, hq, hk, hd, rot, eps.
+    Words: row metadata; tokens, W, q, k, v, query norm, key norm, key plane, value plane, storage, blocks,
+    pages of a block row, pages, inverse frequencies, axes, hq, hk, hd, rot, eps, key scales, value scales.
     """
     w = i64p(a)
     tokens, columns = w[4], w[5]
-    bf16, blocks, length, pages = w[13], i32p(w[14]), w[15], w[16]
+    storage, blocks, length, pages = w[13], i32p(w[14]), w[15], w[16]
     frequency, axes = f32(w[17]), i32p(w[18])
     hq, hk, hd, rot, eps = w[19], w[20], w[21], w[22], real(w[23])
     half = rot // 2
     cosine, sine, head = f32(ws), f32(ws + 4 * half), ws + 8 * half
+    room = head + 4 * hd
     for t in range(begin, end):
         b, column = t // columns, t % columns
         if column >= i32p(w[WIDTH])[b]:
@@ -103,18 +103,14 @@ def attention_prepare(a, begin, end, ws):
         if page < 0 or page >= pages:
             continue
         for h in range(hk):
-            k, v = f32(head), f32(w[8] + 4 * (t * hk + h) * hd)
+            k = f32(head)
             norm1(k, f32(w[7] + 4 * (t * hk + h) * hd), u16(w[10]), hd, eps)
             _rotate(k, cosine, sine, half)
-            place = ((page * hk + h) * PAGE + ordinal % PAGE) * hd
+            row = (page * hk + h) * PAGE + ordinal % PAGE
+            put_row(w[11], w[24], row, k, hd, storage, room)
             for i in range(0, hd, 16):
-                x, y = load_part(k, i, hd - i), load_part(v, i, hd - i)
-                if bf16:
-                    store_bf16(u16(w[11]), place + i, x, hd - i)
-                    store_bf16(u16(w[12]), place + i, y, hd - i)
-                else:
-                    store_part(f32(w[11]), place + i, x, hd - i)
-                    store_part(f32(w[12]), place + i, y, hd - i)
+                store_part(k, i, load_part(f32(w[8]), (t * hk + h) * hd + i, hd - i), hd - i)
+            put_row(w[12], w[25], row, k, hd, storage, room)
 
 
 def _make_accumulate(columns: int, vectors: int):
@@ -244,12 +240,13 @@ def _clear(acc, n):
 def attention(a, begin, end, ws):
     """A task is (row, block of tokens, key head, split), or with ``splits`` 0 all splits of such columns.
 
-    Words: row metadata; W, tokens of a block, blocks of a row, splits, out, q, gate, key plane, value plane, bf16
-    planes, blocks, pages of a block row, pages, hq, hk, hd, gemm, scratch (token, head, split: hd padded, peak, mass).
+    Words: row metadata; W, tokens of a block, blocks of a row, splits, out, q, gate, key plane, value plane, storage,
+    blocks, pages of a block row, pages, hq, hk, hd, gemm, scratch (token, head, split: hd padded, peak, mass), key
+    scales, value scales.
     """
     w = i64p(a)
     columns, block, per_row, splits = w[4], w[5], w[6], w[7]
-    bf16, blocks, length, pages = w[13], i32p(w[14]), w[15], w[16]
+    storage, blocks, length, pages = w[13], i32p(w[14]), w[15], w[16]
     hq, hk, hd, gemm, scratch = w[17], w[18], w[19], w[20], w[21]
     ratio, padded = hq // hk, (hd + 15) // 16 * 16
     most = block * ratio
@@ -297,21 +294,15 @@ def attention(a, begin, end, ws):
                     f32(peak)[c] = -np.inf
                     f32(mass)[c] = 0.0
             place = types.int64(blocks[types.int64(i32p(w[TABLE])[b]) * length + min(page, length - 1)])
-            place = (min(max(place, 0), pages - 1) * hk + g) * PAGE * hd
+            row = (min(max(place, 0), pages - 1) * hk + g) * PAGE
             for c in range(n):
                 visible[c] = min(max(start + first + c // ratio + 1 - page * PAGE, 0), PAGE)
-            k, v = w[11] + 4 * place, w[12] + 4 * place
-            if bf16 or padded != hd:
+            k, v = w[11] + 4 * row * hd, w[12] + 4 * row * hd
+            if storage != F32 or padded != hd:
                 k, v = keys, values
                 for p in range(visible[n - 1]):
-                    for i in range(0, padded, 16):
-                        at_p = place + p * hd + i
-                        if bf16:
-                            x, y = load_bf16(u16(w[11]), at_p, hd - i), load_bf16(u16(w[12]), at_p, hd - i)
-                        else:
-                            x, y = load_part(f32(w[11]), at_p, hd - i), load_part(f32(w[12]), at_p, hd - i)
-                        store(f32(k), p * padded + i, x)
-                        store(f32(v), p * padded + i, y)
+                    get_row(f32(k + 4 * p * padded), w[11], w[22], row + p, hd, storage)
+                    get_row(f32(v + 4 * p * padded), w[12], w[23], row + p, hd, storage)
             call8(gemm, k, (visible[n - 1] + 3) // 4 * 4, padded, table, n, scores, PAGE, 0)
             for c in range(n):
                 if visible[c] > 0:

@@ -51,7 +51,7 @@ def bf16(typingctx, word):
 
 
 @intrinsic
-def _half(typingctx, word):
+def half(typingctx, word):
     """A non-negative fp16 word as float32."""
 
     def codegen(context, b, signature, args):
@@ -69,7 +69,7 @@ def half_scales(plane, first, count, out):
         _widen_halves(plane + 2 * (first + i), out + 4 * i)
         i += 16
     while i < count:
-        f32(out)[i] = _half(halves[first + i])
+        f32(out)[i] = half(halves[first + i])
         i += 1
 
 

@@ -22,6 +22,7 @@ from ninfer._cpu.kernels.lanes import (
     f32_t,
     fconst,
     fma_ir,
+    i8,
     i16,
     i32,
     i64,
@@ -152,6 +153,16 @@ def load_bf16(typingctx, p, i, n):
         return widen_bf16(b, part_load(b, b.gep(args[0], [args[1]]), args[2], i16, "i16"))
 
     return vec(types.CPointer(types.uint16), _index, _index), codegen
+
+
+@intrinsic
+def load_i8(typingctx, p, i, n):
+    """Lanes of signed bytes p[i : i+n], the others zero; n may exceed 16."""
+
+    def codegen(context, b, signature, args):
+        return b.sitofp(part_load(b, b.gep(args[0], [args[1]]), args[2], i8, "i8"), VF)
+
+    return vec(types.CPointer(types.uint8), _index, _index), codegen
 
 
 @intrinsic

@@ -23,6 +23,12 @@ DEVICE float sum_warp(float v) {
     return v;
 }
 
+DEVICE float max_warp(float v) {
+#pragma unroll
+    for (int mask = 16; mask; mask >>= 1) v = fmaxf(v, shuffle_xor(v, mask));
+    return v;
+}
+
 // The sum over a block of at most 1,024 threads, whole warps; `room` holds 32 floats of shared memory.
 DEVICE float sum_block(float v, float* room) {
     v = sum_warp(v);

@@ -63,6 +63,19 @@ DEVICE float from_half(u16 v) {
     return r;
 }
 
+DEVICE u16 to_half(float v) {
+    u16 r;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r) : "f"(v));
+    return r;
+}
+
+// 2^v within two units in the last place; what would be subnormal is 0.
+DEVICE float power2(float v) {
+    float r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+    return r;
+}
+
 // Four bytes picked from the eight of (a, b) by the nibbles of `selector`.
 DEVICE u32 bytes(u32 a, u32 b, u32 selector) { return __byte_perm(a, b, selector); }
 

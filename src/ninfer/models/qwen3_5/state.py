@@ -5,11 +5,13 @@ Each function runs over a measuring scope to plan and over an allocating one to 
 
 from __future__ import annotations
 
-from ninfer.contract import Device, Scope
+from ninfer.contract import Buffer, Device, Scope
 from ninfer.models.qwen3_5.config import TextConfig
 from ninfer.ops import GdnRecord, GdnState, KVPlanes
 
 PAGE_TOKENS = 64
+SCALED = 64
+"""Features of a head that share one scale of an i8 plane."""
 
 
 def allocate_kv(
@@ -17,14 +19,20 @@ def allocate_kv(
 ) -> list[KVPlanes]:
     """Planes of the full-attention layers, in layer order, over one shared block table i32 ``[rows, blocks_per_row]``.
 
-    pages: pages of 64 tokens per layer. dtype: "f32" or "bf16".
+    pages: pages of 64 tokens per layer. dtype: "f32", "bf16", or "i8" with a plane of scales beside each.
     """
     if config.attention is None or not config.full_layers:
         return []
-    shape = (pages, config.attention.hk, PAGE_TOKENS, config.attention.hd)
+    head = (pages, config.attention.hk, PAGE_TOKENS)
     blocks = scope.buffer("kv", (rows, blocks_per_row), "i32")
+    scales = -(-config.attention.hd // SCALED) if dtype == "i8" else 0
+
+    def planes(leading: int, dtype: str) -> tuple[Buffer, Buffer]:
+        k, v = (scope.buffer("kv", (*head, leading), dtype) for _ in range(2))
+        return k, v
+
     return [
-        KVPlanes(scope.buffer("kv", shape, dtype), scope.buffer("kv", shape, dtype), blocks)
+        KVPlanes(*planes(config.attention.hd, dtype), blocks, *(planes(scales, "f16") if scales else ()))
         for _ in range(config.full_layers)
     ]
 

@@ -1,0 +1,241 @@
+// Gated attention over paged keys and values: softmax(q k^T) v, a page of 64 ordinals at a time, on matrix instructions.
+#pragma once
+#include "kv.cuh"
+
+constexpr int WARPS = 4;
+
+struct Attention {
+    u16* out;
+    const u16* q;
+    const u16* gate;
+    const void* keys;
+    const void* values;
+    const u16* key_scales;
+    const u16* value_scales;
+    const int* blocks;
+    const int* start;
+    const int* width;
+    const int* table;
+    float* partial;  // [units, 16, hd + 2]: sums, then the largest score and the sum of weights
+    double scale;    // of a score, as a power of two
+    i64 W, row_blocks, hq, hk, hd, splits;
+};
+
+// s = q k^T for 16 query rows from `own` and KEYS keys from `begin`.
+template <int HD, int KEYS, class Plane> DEVICE void score(float (&s)[KEYS / 8][4], u8* queries, int own, u8* keys, int begin, int groups, int lane) {
+    u32 q[4], r[4];
+    if constexpr (!Plane::SCALES) {
+#pragma unroll
+        for (int k = 0; k < HD / 16; ++k) {
+            load_tiles(q, piece<HD>(queries, own + lane % 16, 2 * k, lane / 16));
+#pragma unroll
+            for (int n = 0; n < KEYS / 16; ++n) {
+                Plane::keys(r, keys, begin + 16 * n, k, lane);
+                mma(s[2 * n], q[0], q[1], q[2], q[3], r[0], r[1]);
+                mma(s[2 * n + 1], q[0], q[1], q[2], q[3], r[2], r[3]);
+            }
+        }
+    } else {
+#pragma unroll
+        for (int n = 0; n < KEYS / 16; ++n)
+#pragma unroll
+            for (int g = 0; g < HD / SCALED; ++g) {
+                float part[2][4] = {};
+#pragma unroll
+                for (int k = g * SCALED / 16; k < (g + 1) * SCALED / 16; ++k) {
+                    load_tiles(q, piece<HD>(queries, own + lane % 16, 2 * k, lane / 16));
+                    Plane::keys(r, keys, begin + 16 * n, k, lane);
+                    mma(part[0], q[0], q[1], q[2], q[3], r[0], r[1]);
+                    mma(part[1], q[0], q[1], q[2], q[3], r[2], r[3]);
+                }
+                if (g < groups)
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        const float scale = Plane::scale(keys, groups, begin + 16 * n + i / 2 * 8 + lane % 4 * 2 + i % 2, g);
+                        s[2 * n + i / 2][i % 2] += part[i / 2][i % 2] * scale;
+                        s[2 * n + i / 2][2 + i % 2] += part[i / 2][2 + i % 2] * scale;
+                    }
+            }
+    }
+}
+
+// sums += p v for the weights `p` of KEYS keys from `begin`.
+template <int HD, int KEYS, class Plane> DEVICE void weigh(float (&sums)[HD / 8][4], const float (&p)[KEYS / 8][4], u8* values, int begin, int groups, int lane) {
+#pragma unroll
+    for (int k = 0; k < KEYS / 16; ++k) {
+        u32 a[4], r[4];
+#pragma unroll
+        for (int n = 0; n < HD / 16; ++n) {
+            if constexpr (Plane::SCALES) {
+                if (n % (SCALED / 16) == 0) {
+                    const int g = n / (SCALED / 16), row = begin + 16 * k + lane % 4 * 2;
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+                        const float even = g < groups ? Plane::scale(values, groups, row + 8 * i, g) : 0.0f;
+                        const float odd = g < groups ? Plane::scale(values, groups, row + 8 * i + 1, g) : 0.0f;
+                        a[2 * i] = pack(p[2 * k + i][0] * even, p[2 * k + i][1] * odd);
+                        a[2 * i + 1] = pack(p[2 * k + i][2] * even, p[2 * k + i][3] * odd);
+                    }
+                }
+            } else if (n == 0) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) a[i] = pack(p[2 * k + i / 2][i % 2 * 2], p[2 * k + i / 2][i % 2 * 2 + 1]);
+            }
+            Plane::values(r, values, begin + 16 * k, n, lane);
+            mma(sums[2 * n], a[0], a[1], a[2], a[3], r[0], r[1]);
+            mma(sums[2 * n + 1], a[0], a[1], a[2], a[3], r[2], r[3]);
+        }
+    }
+}
+
+// The query rows of one key head are (column, head) pairs. With KEYS = PAGE a warp takes 16 of them and all keys of a page;
+// with KEYS = 16 the warps of a block share out a page's keys for the same 16 rows and merge what they have at the end.
+// blocks: (row tiles, key heads * splits, B); a split takes a run of pages. The last tiles, which see most, go first.
+template <int HD, int KEYS, class Plane> DEVICE void attention(const Attention& a) {
+    DYNAMIC_SHARED(shared);
+    after_predecessors();
+    constexpr int M = KEYS == PAGE ? 16 * WARPS : 16;
+    u8 *const queries = shared, *const keys = queries + M * 2 * HD, *const values = keys + Plane::BYTES;
+    const int warp = thread() / 32, lane = thread() % 32, hd = (int)a.hd, W = (int)a.W, groups = (hd + SCALED - 1) / SCALED;
+    const int b = block_z(), head = block_y() / (int)a.splits, split = block_y() % (int)a.splits, ratio = (int)(a.hq / a.hk);
+    const int tile = grid_x() - 1 - block_x(), first = tile * M, rows = W * ratio;
+    const int start = a.start[b], width = a.width[b];
+    const int last = minimum(minimum(rows, first + M) - 1, width * ratio - 1);  // real query row
+    const int end = last < first ? 0 : start + last / ratio + 1;                // ordinals that any row here sees
+    const int pages = (end + PAGE - 1) / PAGE, run = (pages + (int)a.splits - 1) / (int)a.splits;
+    const int page_begin = split * run, page_end = minimum(pages, page_begin + run);
+
+    for (int i = thread(); i < M * HD / 8; i += threads()) {
+        const int row = first + i / (HD / 8), d = i % (HD / 8) * 8;
+        Word4 v = {0, 0, 0, 0};
+        if (row < rows && d < hd) {
+            const i64 token = (i64)b * W + row / ratio;
+            v = load8(a.q + (token * a.hq + head * ratio + row % ratio) * hd, d, hd, hd % 8 == 0);
+        }
+        Plane::put_query(queries, i / (HD / 8), d / 8, v);
+    }
+    auto load = [&](const void* plane, const u16* scales, u8* to, int page) {
+        if (page < page_end) {
+            const i64 place = ((i64)a.blocks[a.table[b] * a.row_blocks + page] * a.hk + head) * PAGE;
+            Plane::load(to, plane, scales, place, hd, end - page * PAGE);
+        }
+        copies_commit();
+    };
+    load(a.keys, a.key_scales, keys, page_begin);
+    load(a.values, a.value_scales, values, page_begin);
+
+    const int own = KEYS == PAGE ? 16 * warp : 0, key_begin = KEYS == PAGE ? 0 : 16 * warp;
+    int limit[2];  // the last ordinal that row lane/4 and row lane/4 + 8 see
+#pragma unroll
+    for (int i = 0; i < 2; ++i) limit[i] = start + minimum((first + own + lane / 4 + 8 * i) / ratio, width - 1);
+    float sums[HD / 8][4] = {}, largest[2] = {-INFINITY, -INFINITY}, weight[2] = {0, 0};
+
+    for (int page = page_begin; page < page_end; ++page) {
+        copies_wait<1>();
+        sync();
+        float s[KEYS / 8][4] = {};
+        score<HD, KEYS, Plane>(s, queries, own, keys, key_begin, groups, lane);
+        sync();
+        load(a.keys, a.key_scales, keys, page + 1);
+
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            float top = largest[i];
+#pragma unroll
+            for (int n = 0; n < KEYS / 8; ++n)
+#pragma unroll
+                for (int j = 2 * i; j < 2 * i + 2; ++j) {
+                    const int ordinal = page * PAGE + key_begin + 8 * n + lane % 4 * 2 + j % 2;
+                    s[n][j] = ordinal <= limit[i] ? s[n][j] * (float)a.scale : -INFINITY;
+                    top = fmaxf(top, s[n][j]);
+                }
+            top = fmaxf(top, shuffle_xor(top, 1));
+            top = fmaxf(top, shuffle_xor(top, 2));
+            const float base = top == -INFINITY ? 0.0f : top, factor = power2(largest[i] - base);
+            largest[i] = top;
+            weight[i] *= factor;
+#pragma unroll
+            for (int n = 0; n < KEYS / 8; ++n)
+#pragma unroll
+                for (int j = 2 * i; j < 2 * i + 2; ++j) s[n][j] = power2(s[n][j] - base), weight[i] += s[n][j];
+#pragma unroll
+            for (int n = 0; n < HD / 8; ++n) sums[n][2 * i] *= factor, sums[n][2 * i + 1] *= factor;
+        }
+
+        copies_wait<1>();
+        sync();
+        weigh<HD, KEYS, Plane>(sums, s, values, key_begin, groups, lane);
+        sync();
+        load(a.values, a.value_scales, values, page + 1);
+    }
+    copies_wait<0>();
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        weight[i] += shuffle_xor(weight[i], 1);
+        weight[i] += shuffle_xor(weight[i], 2);
+    }
+
+    auto store = [&](int row, int d, float sum) {
+        const i64 token = (i64)b * W + (first + row) / ratio;
+        const i64 at = (token * a.hq + head * ratio + (first + row) % ratio) * hd + d;
+        a.out[at] = to_bf16(sum * sigmoid(from_bf16(a.gate[at])));
+    };
+    if constexpr (KEYS == PAGE) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const int row = own + lane / 4 + 8 * i;
+            const float inverse = weight[i] > 0 ? 1.0f / weight[i] : 0.0f;
+            if (first + row < rows)
+#pragma unroll
+                for (int n = 0; n < HD / 8; ++n)
+#pragma unroll
+                    for (int j = 0; j < 2; ++j) {
+                        const int d = Plane::feature(n, lane % 4 * 2 + j);
+                        if (d < hd) store(row, d, sums[n][2 * i + j] * inverse);
+                    }
+        }
+    } else {
+        // merge the warps: every one brings its sums to the largest score of all
+        __shared__ float tops[WARPS][16], weights[WARPS][16];
+        float* room = (float*)shared;  // [WARPS][16][HD], over everything
+        sync();
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+            if (lane % 4 == 0) tops[warp][lane / 4 + 8 * i] = largest[i], weights[warp][lane / 4 + 8 * i] = weight[i];
+        sync();
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const int row = lane / 4 + 8 * i;
+            float top = -INFINITY;
+            for (int w = 0; w < WARPS; ++w) top = fmaxf(top, tops[w][row]);
+            const float factor = largest[i] == -INFINITY ? 0.0f : power2(largest[i] - top);
+#pragma unroll
+            for (int n = 0; n < HD / 8; ++n)
+#pragma unroll
+                for (int j = 0; j < 2; ++j) room[(warp * 16 + row) * HD + Plane::feature(n, lane % 4 * 2 + j)] = sums[n][2 * i + j] * factor;
+        }
+        sync();
+        const i64 unit = ((i64)(b * (int)a.hk + head) * ((rows + 15) / 16) + tile) * a.splits + split;
+        for (int i = thread(); i < 16 * hd; i += threads()) {
+            const int row = i / hd, d = i % hd;
+            if (first + row >= rows) break;
+            float top = -INFINITY, total = 0, sum = 0;
+            for (int w = 0; w < WARPS; ++w) top = fmaxf(top, tops[w][row]);
+            for (int w = 0; w < WARPS; ++w) {
+                sum += room[(w * 16 + row) * HD + d];
+                total += tops[w][row] == -INFINITY ? 0.0f : weights[w][row] * power2(tops[w][row] - top);
+            }
+            if (a.splits == 1) {
+                store(row, d, total > 0 ? sum / total : 0.0f);
+            } else {
+                float* partial = a.partial + (unit * 16 + row) * (hd + 2);
+                partial[d] = sum;
+                if (d == 0) partial[hd] = top, partial[hd + 1] = total;
+            }
+        }
+    }
+}
+
+#define ATTENTION(HD, PLANE)                                                       \
+    KERNEL(attention_rows_##HD, Attention, 128, HD == 256 ? 2 : 1) { attention<HD, PAGE, PLANE<HD>>(a); } \
+    KERNEL(attention_keys_##HD, Attention, 128, HD == 256 ? 2 : 1) { attention<HD, 16, PLANE<HD>>(a); }

@@ -1,0 +1,110 @@
+// Pages of cached keys and values in shared memory, as operands of matrix instructions.
+//
+// A page holds 64 ordinals of one key head. Pieces of 16 bytes trade places within a row, so that the rows that an
+// instruction reads together meet every bank once.
+#pragma once
+#include "common.cuh"
+
+constexpr int PAGE = 64, SCALED = 64;  // ordinals of a page; features that share a scale
+
+// Piece p + odd of a row of 2 HD bytes; p is even, and known when compiled, so that few addresses serve all pieces.
+template <int HD> DEVICE u8* piece(u8* tile, int row, int p, int odd) {
+    return tile + row * 2 * HD + (odd ^ row & 7 ^ p & 6) * 16 + (p & ~7) * 16;
+}
+
+// bf16: fragments come as whole 8 x 8 tiles.
+template <int HD> struct Bf16Plane {
+    static constexpr bool SCALES = false;
+    static constexpr int BYTES = PAGE * 2 * HD;
+
+    // The page that begins at row `place` of hd features of the plane; zero beyond hd and from row `valid` on.
+    static DEVICE void load(u8* tile, const void* plane, const u16*, i64 place, int hd, int valid) {
+        constexpr int pieces = HD / 8;
+        const u16* src = (const u16*)plane + place * hd;
+        for (int i = thread(); i < PAGE * pieces; i += threads()) {
+            const int row = i / pieces, p = i % pieces;
+            const bool inside = row < valid && 8 * p < hd;
+            u8* to = piece<HD>(tile, row, p & ~1, p & 1);
+            if (hd % 8 == 0) copy16(to, inside ? src + row * hd + 8 * p : src, inside ? 16 : 0);
+            else *(Word4*)to = inside ? load8(src + row * hd, 8 * p, hd, false) : Word4{0, 0, 0, 0};
+        }
+    }
+
+    // Eight query features as the keys' fragments want them: in order.
+    static DEVICE void put_query(u8* tile, int row, int p, Word4 v) { *(Word4*)piece<HD>(tile, row, p & ~1, p & 1) = v; }
+
+    // Keys row .. row + 15 at features 16k .. 16k + 15: r[0], r[1] the first eight keys, r[2], r[3] the others.
+    static DEVICE void keys(u32 (&r)[4], u8* tile, int row, int k, int lane) {
+        load_tiles(r, piece<HD>(tile, row + lane / 16 * 8 + lane % 8, 2 * k, lane / 8 % 2));
+    }
+
+    // Values of ordinals row .. row + 15, columns 2n (r[0], r[1]) and 2n + 1 of eight features each.
+    static DEVICE void values(u32 (&r)[4], u8* tile, int row, int n, int lane) {
+        load_tiles_transposed(r, piece<HD>(tile, row + lane % 16, 2 * n, lane / 16));
+    }
+
+    // The feature of column `column` of eight-column tile n.
+    static DEVICE int feature(int n, int column) { return 8 * n + column; }
+};
+
+// int8: lanes read four codes at a time and widen them, so features come in an order of their own. The scales of the
+// page, [PAGE, groups] fp16, follow the codes.
+template <int HD> struct Int8Plane {
+    static constexpr bool SCALES = true;
+    static constexpr int CODES = PAGE * HD, BYTES = CODES + PAGE * HD / SCALED * 2;
+
+    static DEVICE u8* place(u8* tile, int row, int p) { return tile + row * HD + (p ^ row & (HD < 128 ? 3 : 7)) * 16; }
+
+    static DEVICE void load(u8* tile, const void* plane, const u16* scales, i64 begin, int hd, int valid) {
+        constexpr int pieces = HD / 16;
+        const u8* src = (const u8*)plane + begin * hd;
+        for (int i = thread(); i < PAGE * pieces; i += threads()) {
+            const int row = i / pieces, p = i % pieces;
+            const bool inside = row < valid && 16 * p < hd;
+            u8* to = place(tile, row, p);
+            if (hd % 16 == 0) copy16(to, inside ? src + row * hd + 16 * p : src, inside ? 16 : 0);
+            else
+                for (int j = 0; j < 16; ++j) to[j] = inside && 16 * p + j < hd ? src[row * hd + 16 * p + j] : 0;
+        }
+        const int groups = (hd + SCALED - 1) / SCALED, bytes = valid * groups * 2;
+        const u8* from = (const u8*)(scales + begin * groups);
+        for (int i = thread(); i < PAGE * groups * 2 / 16; i += threads())
+            copy16(tile + CODES + 16 * i, from + 16 * i, maximum(0, minimum(16, bytes - 16 * i)));
+    }
+
+    static DEVICE float scale(const u8* tile, int groups, int row, int group) {
+        return from_half(((const u16*)(tile + CODES))[row * groups + group]);
+    }
+
+    // A lane's four consecutive features are elements 2t, 2t + 1, 2t + 8 and 2t + 9 of a fragment.
+    static DEVICE void put_query(u8* tile, int row, int p, Word4 v) {
+        u32 *low = (u32*)(piece<HD>(tile, row, p & ~1, 0) + p % 2 * 8), *high = (u32*)(piece<HD>(tile, row, p & ~1, 1) + p % 2 * 8);
+        low[0] = v.x, low[1] = v.z, high[0] = v.y, high[1] = v.w;
+    }
+
+    static DEVICE void keys(u32 (&r)[4], u8* tile, int row, int k, int lane) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const u32 codes = *(const u32*)(place(tile, row + 8 * i + lane / 4, k) + lane % 4 * 4);
+            r[2 * i] = widen(bytes(codes, 0, 0x4140)), r[2 * i + 1] = widen(bytes(codes, 0, 0x4342));
+        }
+    }
+
+    // A tile's column is every fourth feature of 32: a lane's word has its column of four tiles.
+    static DEVICE void values(u32 (&r)[4], u8* tile, int row, int n, int lane) {
+        const int p = n / 2 * 2 + lane / 16, at = lane / 4 % 4 * 4;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const int first = row + 8 * i + lane % 4 * 2;
+            const u32 even = *(const u32*)(place(tile, first, p) + at), odd = *(const u32*)(place(tile, first + 1, p) + at);
+            r[i] = widen(bytes(even, odd, n % 2 ? 0x0602 : 0x0400)), r[2 + i] = widen(bytes(even, odd, n % 2 ? 0x0703 : 0x0501));
+        }
+    }
+
+    static DEVICE int feature(int n, int column) { return 32 * (n / 4) + 4 * column + n % 4; }
+
+    // Codes in the low bytes of two halves as bf16: 128 + the low seven bits, less 128, or 256 where the sign is set.
+    static DEVICE u32 widen(u32 pair) {
+        return fma2((pair & 0x00800080u) | 0x43004300u, 0xBF80BF80u, (pair & 0x007F007Fu) | 0x43004300u);
+    }
+};
