@@ -1,0 +1,84 @@
+"""A page to try a model with: plain files, no build and nothing from elsewhere, and one question it asks the server.
+
+``core.js`` computes, ``app.js`` shows. Everything shown is set as text, and the page may load and reach nothing but its
+own server.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from ninfer.constraints import OutputConstraint
+from ninfer.errors import ConstraintError
+from ninfer.gateway.http.access import check_key
+from ninfer.gateway.http.body import parse, read_body
+from ninfer.gateway.http.errors import BadRequest, ClientLeft
+from ninfer.gateway.http.service import Service
+
+_FILES = {"index.html": "text/html", "style.css": "text/css", "core.js": "text/javascript", "app.js": "text/javascript"}
+_HEADERS = {
+    "cache-control": "no-cache",
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
+    " img-src data:; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+_FORMS = {
+    "json_object": lambda _: OutputConstraint.json_object(),
+    "json_schema": OutputConstraint.json_schema,
+    "grammar": OutputConstraint.grammar,
+    "regex": OutputConstraint.regex,
+    "choice": OutputConstraint.choice,
+}
+
+
+def routes(service: Service) -> list[BaseRoute]:
+    """The page at ``/``, its files, and ``POST /playground/check``. The files need no key, the question does."""
+
+    async def check(request: Request) -> Response:
+        options = service.options
+        check_key(request.scope, options.api_keys)
+        service.admit()
+        try:
+            raw = await read_body(request.scope, request.receive, limit=options.max_body, timeout=options.body_timeout)
+            return JSONResponse(await service.run(_check, parse(raw)))
+        except ClientLeft:
+            return Response(status_code=499)
+        finally:
+            service.running -= 1
+
+    page, *others = (_file(name, kind) for name, kind in _FILES.items())
+    shown = [Route(f"/playground/{name}", other) for name, other in zip(list(_FILES)[1:], others)]
+    return [Route("/", page), *shown, Route("/playground/check", check, methods=["POST"])]
+
+
+def _file(name: str, kind: str) -> Any:
+    response = Response((files(__package__) / name).read_bytes(), media_type=kind, headers=_HEADERS)
+    return lambda _: response
+
+
+def _check(body: dict[str, Any]) -> dict[str, Any]:
+    """Whether an output form is one, and with ``text`` whether the text is in it.
+
+    body: ``{"kind", "source", "text"?}``. Gives ``{"error": message or null, "accepts"?}``.
+    """
+    kind, source, text = body.get("kind"), body.get("source"), body.get("text")
+    if kind not in _FORMS:
+        raise BadRequest("kind", f"expected one of {', '.join(_FORMS)}")
+    if kind != "choice" and not isinstance(source, str):
+        raise BadRequest("source", "expected a string")
+    if text is not None and not isinstance(text, str):
+        raise BadRequest("text", "expected a string")
+    try:
+        form = _FORMS[kind](source)
+        if text is not None:
+            return {"error": None, "accepts": form.accepts(text)}
+        form.check()
+    except ConstraintError as error:
+        return {"error": error.reason}
+    return {"error": None}
