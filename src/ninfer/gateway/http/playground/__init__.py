@@ -6,6 +6,7 @@ own server.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from importlib.resources import files
 from typing import Any
 
@@ -57,9 +58,13 @@ def routes(service: Service) -> list[BaseRoute]:
     return [Route("/", page), *shown, Route("/playground/check", check, methods=["POST"])]
 
 
-def _file(name: str, kind: str) -> Any:
+def _file(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
     response = Response((files(__package__) / name).read_bytes(), media_type=kind, headers=_HEADERS)
-    return lambda _: response
+
+    async def send(_: Request) -> Response:
+        return response
+
+    return send
 
 
 def _check(body: dict[str, Any]) -> dict[str, Any]:
