@@ -4,7 +4,7 @@ DEMO := .venv
 TEST := .venv-test
 PIP := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-full lint clean
+.PHONY: demo test test-full test-browser test-ray lint clean
 
 # The runtime without torch: xgrammar is used through its compiled core alone, so its own requirements stay out.
 $(DEMO)/.ready: pyproject.toml constraints.txt
@@ -24,10 +24,16 @@ demo: $(DEMO)/.ready
 	$(DEMO)/bin/python examples/quickstart.py
 
 test: $(TEST)/.ready
-	$(TEST)/bin/python -m pytest -m "not full"
+	$(TEST)/bin/python -m pytest -m "not full and not browser and not ray"
 
 test-full: $(TEST)/.ready
-	NINFER_HYPOTHESIS_PROFILE=full $(TEST)/bin/python -m pytest --timeout 3600
+	NINFER_HYPOTHESIS_PROFILE=full $(TEST)/bin/python -m pytest -m "not browser and not ray" --timeout 3600
+
+# Chromium comes from the system's packages, where they can be installed.
+test-browser: $(TEST)/.ready
+	$(TEST)/bin/python $(PIP) playwright
+	command -v chromium || apt-get install -y chromium || { apt-get update && apt-get install -y chromium; }
+	$(TEST)/bin/python -m pytest -m browser
 
 lint: $(TEST)/.ready
 	$(TEST)/bin/ruff check .

@@ -96,8 +96,15 @@ def test_an_answer_grows(js):
         "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}}],
     }
     assert js("statistics(a)", a=grown) == (
-        "40 prompt tokens (30 from the cache) · 11 tokens (4 thinking) · first after 200 ms · 33 tok/s"
+        "40 prompt tokens (30 from the cache) · 11 tokens (4 thinking) · first after 200 ms · 28 tok/s"
     )
+
+
+def test_speed_leaves_out_what_came_at_once(js):
+    add = "[[a, 50], [a, 50], [a, 150], [a, 250], [u, 250]].forEach(([event, now]) => addEvent(answer, event, now))"
+    run = f"((answer) => ({add}, statistics(answer)))(newAnswer(0))"
+    usage = chunk(usage={"prompt_tokens": 1, "completion_tokens": 4})
+    assert js(run, a=chunk({"content": "a"}), u=usage).endswith("first after 50 ms · 10 tok/s")
 
 
 def test_an_answer_without_a_word_is_no_turn(js):

@@ -39,6 +39,7 @@ def add_commands(commands: Any) -> None:
     g = p.add_argument_group("operation")
     g.add_argument("--request-log", metavar="FILE", help="append a JSON line for each request; - is standard output")
     g.add_argument("--no-warm-up", action="store_true", help="say ready without having answered anything")
+    g.add_argument("--no-playground", action="store_true", help="no page at / to try the model with")
     g = p.add_argument_group("engine")
     g.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu or cuda:N; default: auto")
     g.add_argument("--max-concurrency", type=int, default=4, metavar="N", help="answers decoded at once; default: 4")
@@ -74,6 +75,7 @@ def serve(arguments: argparse.Namespace) -> int:
         cors_origins=arguments.cors_origin,
         request_log=arguments.request_log,
         warm_up=not arguments.no_warm_up,
+        playground=not arguments.no_playground,
     )
     with _listen(arguments.host, arguments.port, arguments.stall_timeout) as listening:
         engine_options = EngineOptions(

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from ninfer.engine import Engine
-from ninfer.gateway.http import chat_completions
+from ninfer.gateway.http import chat_completions, playground
 from ninfer.gateway.http.access import check_key
 from ninfer.gateway.http.errors import ApiError, anthropic_error, openai_error
 from ninfer.gateway.http.exchange import Endpoint, Protocol
@@ -93,6 +93,7 @@ def _routes(service: Service) -> list[BaseRoute]:
         Route("/health", health),
         Route("/ready", ready),
         Route("/metrics", metrics),
+        *(playground.routes(service) if service.options.playground else ()),
     ]
 
 

@@ -24,7 +24,7 @@ class ServerOptions:
     request_timeout: seconds from the submission of a request to the end of its answer. body_timeout: seconds for a body
     to arrive. stall_timeout: seconds a client may take nothing of what is written. cors_origins: origins whose pages
     may call this server, ``"*"`` for all. request_log: file that gets one line of JSON a request, ``"-"`` for standard
-    output. warm_up: answer a prompt before saying ready.
+    output. warm_up: answer a prompt before saying ready. playground: a page at ``/`` to try the model with.
     """
 
     model_id: str | None = None
@@ -37,6 +37,7 @@ class ServerOptions:
     cors_origins: tuple[str, ...] = attrs.field(default=(), converter=tuple)
     request_log: str | None = None
     warm_up: bool = True
+    playground: bool = True
 
     @api_keys.validator
     def _check_keys(self, _: Any, value: tuple[str, ...]) -> None:

@@ -20,6 +20,7 @@ from ninfer.gateway.http.access import check_key
 from ninfer.gateway.http.body import parse, read_body
 from ninfer.gateway.http.errors import BadRequest, ClientLeft
 from ninfer.gateway.http.service import Service
+from ninfer.gateway.http.shapes import Either, Many, Record, Text, field
 
 _FILES = {"index.html": "text/html", "style.css": "text/css", "core.js": "text/javascript", "app.js": "text/javascript"}
 _HEADERS = {
@@ -36,6 +37,15 @@ _FORMS = {
     "regex": OutputConstraint.regex,
     "choice": OutputConstraint.choice,
 }
+_QUESTION = Record(
+    (
+        field("kind", Text(tuple(_FORMS)), "what the form is made from", required=True),
+        field(
+            "source", Either(text=Text(), array=Many(Text())), "its definition; of a choice, the texts", required=True
+        ),
+        field("text", Text(), "whether this is in it"),
+    )
+)
 
 
 def routes(service: Service) -> list[BaseRoute]:
@@ -68,19 +78,13 @@ def _file(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
 
 
 def _check(body: dict[str, Any]) -> dict[str, Any]:
-    """Whether an output form is one, and with ``text`` whether the text is in it.
-
-    body: ``{"kind", "source", "text"?}``. Gives ``{"error": message or null, "accepts"?}``.
-    """
-    kind, source, text = body.get("kind"), body.get("source"), body.get("text")
-    if kind not in _FORMS:
-        raise BadRequest("kind", f"expected one of {', '.join(_FORMS)}")
-    if kind != "choice" and not isinstance(source, str):
-        raise BadRequest("source", "expected a string")
-    if text is not None and not isinstance(text, str):
-        raise BadRequest("text", "expected a string")
+    """Whether an output form is one, and with ``text`` whether that is in it: ``{"error": text or null, "accepts"?}``."""
+    asked = _QUESTION.read(body, "")
+    kind, text = asked["kind"], asked.get("text")
+    if isinstance(asked["source"], str) == (kind == "choice"):
+        raise BadRequest("source", "expected an array" if kind == "choice" else "expected a string")
     try:
-        form = _FORMS[kind](source)
+        form = _FORMS[kind](asked["source"])
         if text is not None:
             return {"error": None, "accepts": form.accepts(text)}
         form.check()

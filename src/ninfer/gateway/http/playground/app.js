@@ -109,9 +109,8 @@ async function readAnswer(body, answer, signal, view) {
   for (;;) {
     const { done, value } = await reader.read();
     if (done) break;
-    for (const data of events.feed(decoder.decode(value, { stream: true }))) {
-      addEvent(answer, data, performance.now());
-    }
+    const now = performance.now();
+    for (const data of events.feed(decoder.decode(value, { stream: true }))) addEvent(answer, data, now);
     view.schedule(answer);
   }
   if (answer.finish === null && answer.error === null) throw new Error("the answer broke off");

@@ -22,15 +22,15 @@ export class EventReader {
   }
 }
 
-// One answer as it grows. Times are milliseconds of one clock.
+// One answer as it grows. Times are milliseconds of one clock; pieces and early count what came, and what came first.
 export function newAnswer(now) {
   return {
     thinking: "", content: "", calls: [], finish: null, usage: null, error: null,
-    begun: now, first: null, last: null,
+    begun: now, first: null, last: null, pieces: 0, early: 0,
   };
 }
 
-// Add the data of one event of a chat completion's stream.
+// Add the data of one event of a chat completion's stream. Events that were read together have one time.
 export function addEvent(answer, data, now) {
   if (data === "[DONE]") return;
   const chunk = JSON.parse(data);
@@ -48,6 +48,8 @@ export function addEvent(answer, data, now) {
     if (delta.reasoning_content || delta.content || delta.tool_calls) {
       answer.first ??= now;
       answer.last = now;
+      answer.pieces += 1;
+      if (now === answer.first) answer.early += 1;
     }
     if (finish_reason) answer.finish = finish_reason;
   }
@@ -111,7 +113,7 @@ function parseJson(text) {
   }
 }
 
-// "33 tokens in 1.2 s": what an answer took. Before its usage is known, only how long it has been going on.
+// What an answer took. Its speed is that of the tokens after those that came first.
 export function statistics(answer) {
   const parts = [];
   const { usage, begun, first, last } = answer;
@@ -122,8 +124,9 @@ export function statistics(answer) {
     parts.push(`${usage.completion_tokens} tokens` + (thinking ? ` (${thinking} thinking)` : ""));
   }
   if (first !== null) parts.push(`first after ${Math.round(first - begun)} ms`);
-  if (usage && last > first && usage.completion_tokens > 1) {
-    parts.push(`${((usage.completion_tokens - 1) / (last - first) * 1000).toFixed(0)} tok/s`);
+  if (usage && last > first) {
+    const later = usage.completion_tokens * (1 - answer.early / answer.pieces);
+    parts.push(`${(later / (last - first) * 1000).toFixed(0)} tok/s`);
   }
   if (answer.finish === "length") parts.push("cut: the budget is used up");
   return parts.join(" · ");
