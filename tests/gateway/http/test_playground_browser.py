@@ -107,7 +107,7 @@ def test_a_call_is_shown_and_answered_by_hand(page):
     tools.fill('[{"type": "function"}]')
     assert "function.name" in page.locator("#tools-state").inner_text()
     tools.fill(
-        '[{"type": "function", "function": {"name": "get_weather", "description": "Get the current weather for a city.",'
+        '[{"type": "function", "function": {"name": "get_weather", "description": "Get the current weather of a city",'
         ' "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}]'
     )
     assert page.locator("#tools-state.valid").is_visible()

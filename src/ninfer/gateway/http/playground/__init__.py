@@ -78,7 +78,7 @@ def _file(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
 
 
 def _check(body: dict[str, Any]) -> dict[str, Any]:
-    """Whether an output form is one, and with ``text`` whether that is in it: ``{"error": text or null, "accepts"?}``."""
+    """Whether an output form is one, and with ``text`` whether that is in it: ``{"error": text?, "accepts"?}``."""
     asked = _QUESTION.read(body, "")
     kind, text = asked["kind"], asked.get("text")
     if isinstance(asked["source"], str) == (kind == "choice"):
