@@ -17,6 +17,11 @@ FOLLOW = frozenset('"')
 PATTERNS = [".*", "b", "^[a-z]{2,4}$", "^[^ab]+x?$", '^"\n?$', r"^[\x00-\x1f]*$", "^(?:ab)*$", "^\\\\u?$", "[é中]"]
 
 
+def ending(quotes, i):
+    place = int(quotes.ending[i])
+    return quotes.endings.texts[place], quotes.endings.tails.get(place, b"")
+
+
 def compare(content, state):
     """Every token: staying inside, and the possible ends before a quote within it."""
     index = content.index
@@ -24,7 +29,7 @@ def compare(content, state):
     found = content.inside(state, FOLLOW)
     bits = np.unpackbits(found.bits.view(np.uint8), bitorder="little")
     quotes = trie.occurrences('"')
-    past = {(int(trie.ids[quotes.place[i]]), quotes.endings[quotes.ending[i]]) for i in found.past['"']}
+    past = {(int(trie.ids[quotes.place[i]]), ending(quotes, i)) for i in found.past['"']}
     expected = set()
     for token, text in enumerate(trie.texts):
         if text is None:

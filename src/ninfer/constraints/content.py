@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from threading import Lock
 from typing import Protocol
@@ -21,7 +21,7 @@ import numpy.typing as npt
 from ninfer.constraints.automata import DEAD, Dfa
 from ninfer.constraints.chars import END, normalise
 from ninfer.constraints.ir import ESCAPED
-from ninfer.constraints.tokentrie import Bits, Flags, Ints, TokenTrie
+from ninfer.constraints.tokentrie import Bits, Flags, Ints, TokenTrie, stretched
 
 State = tuple[int, int]
 
@@ -55,6 +55,10 @@ class Content(Protocol):
         """The state behind a character; None where it cannot be read."""
         ...
 
+    def after(self, state: State) -> Iterable[State]:
+        """The states behind whole characters, where it is worth knowing them before they come."""
+        ...
+
     def admits(self, state: State, low: int, high: int) -> bool:
         """Whether one of the characters ``low..high``, none of them ASCII, can be read."""
         ...
@@ -76,7 +80,10 @@ class ContentIndex:
         self._tables = _escape_tables(trie.alphabet)
         self.reading(0).counted(trie)  # the common ones now, not under somebody's first answer
         trie.occurrences('"')
-        self.plain = Reading(np.zeros_like(trie.char), trie.char, np.ones(len(trie.ids), np.bool_))
+        self._ways: dict[frozenset[str], Flags] = {}
+        self.plain = Reading(
+            np.zeros_like(trie.char), trie.char, np.ones(len(trie.ids), np.bool_), np.zeros(0, np.intp)
+        )
         """The reading of text that is no JSON: every character stands for itself."""
 
     @property
@@ -114,6 +121,19 @@ class ContentIndex:
             reading.bits = self.trie.bits(stays)
         return Inside(reading.bits, past)
 
+    def ways(self, chars: frozenset[str]) -> Flags:
+        """bool [nodes]: on the way to an occurrence of one of the characters."""
+        found = self._ways.get(chars)
+        if found is None:
+            trie = self.trie
+            found = np.zeros(len(trie.parent), np.bool_)
+            for char in chars:
+                found[trie.occurrences(char).node] = True
+            for begin, end in zip(trie.levels[-2:0:-1], trie.levels[:1:-1]):
+                found[trie.parent[begin:end][found[begin:end]]] = True
+            self._ways[chars] = found
+        return found
+
     def reading(self, escape: int) -> Reading:
         """The trie read as JSON string content, from an escape state on."""
         found = self._readings.get(escape)
@@ -128,19 +148,22 @@ class ContentIndex:
                 decoded[begin:end] = meaning[above, char]
             whole = escapes[trie.ends] != _BROKEN
             whole[trie.cut] &= escapes[trie.ends[trie.cut]] == 0
-            found = self._readings[escape] = Reading(escapes, decoded, whole)
+            unfinished = np.flatnonzero(whole & (escapes[trie.ends] != 0))
+            found = self._readings[escape] = Reading(escapes, decoded, whole, unfinished)
         return found
 
 
 @dataclass(slots=True, eq=False)
 class Reading:
     """The trie read as content. escapes: the escape state at each node, _BROKEN where it is no content. decoded: the
-    alphabet index of the character that ends at a node, or _NOTHING. whole: which places in ``trie.ids`` are content.
+    alphabet index of the character that ends at a node, or _NOTHING. whole: which places in ``trie.ids`` are content;
+    unfinished: those that end inside an escape.
     """
 
     escapes: Ints
     decoded: Ints
     whole: Flags
+    unfinished: npt.NDArray[np.intp]
     bits: Bits | None = None
     counts: tuple[Ints, Ints] | None = None
 
@@ -190,6 +213,9 @@ class RawContent:
         target = self.dfa.step(state[0], ord(char))
         return None if target == DEAD else (target, 0)
 
+    def after(self, state: State) -> Iterable[State]:
+        return [(target, 0) for target in dict.fromkeys(self.dfa.trans[state[0]]) if target != DEAD]
+
     def admits(self, state: State, low: int, high: int) -> bool:
         row, cuts = self.dfa.trans[state[0]], self.dfa.cuts
         return any(target != DEAD for target in row[bisect_right(cuts, low) - 1 : bisect_right(cuts, high)])
@@ -198,59 +224,85 @@ class RawContent:
         return self.index.keep((self.dfa, state, follow), lambda: self._inside(state[0], follow))
 
     def _inside(self, state: int, follow: frozenset[str]) -> Inside:
-        reached, free = self.walk(state, self.index.plain)
-        stays = self.stays(state, reached, free, self.index.plain)
-        return self.index.packed(
-            self.index.plain, stays, follow, lambda nodes, places: self.ends(reached, free, nodes, places)
-        )
+        walk = self.walk(state, self.index.plain, follow)
+        return self.index.packed(self.index.plain, self.stays(state, walk, self.index.plain), follow, walk.ends)
 
-    def walk(self, state: int, reading: Reading) -> tuple[Ints, Flags]:
-        """The state at each node of the trie, DEAD where there is none or it is free; and the places in ``trie.ids``
-        that are free from some node on. A free node need not be looked below."""
+    def walk(self, state: int, reading: Reading, follow: frozenset[str]) -> Walk:
+        """Read the trie from a state on. Where every text can be read, only the ways to ``follow`` are walked."""
         trie = self.index.trie
-        reached = np.full(len(trie.parent), DEAD, np.int32)
-        opened = np.zeros(len(trie.ids) + 1, np.int32)
+        wanted = self.index.ways(follow) if self.total[state] else None
+        free: list[Ints] = []
+        seen: list[tuple[Ints, Ints]] = []
         nodes = np.zeros(1, np.int32)
         states = np.array([state], np.int32)
         while len(nodes):
-            free = states == self.free
-            np.add.at(opened, trie.first[nodes[free]], 1)
-            np.add.at(opened, trie.last[nodes[free]], -1)
-            nodes, states = nodes[~free], states[~free]
-            reached[nodes] = states
-            begin = trie.child[nodes]
-            count = trie.child[nodes + 1] - begin
-            nodes = np.repeat(begin - np.cumsum(count) + count, count) + np.arange(count.sum(), dtype=np.int32)
-            states, read = np.repeat(states, count), reading.decoded[nodes]
+            opened = states == self.free
+            free.append(nodes[opened])
+            nodes, states = nodes[~opened], states[~opened]
+            seen.append((nodes, states))
+            begin, end = trie.child[nodes], trie.child[nodes + 1]
+            nodes = stretched(begin, end)
+            states, read = np.repeat(states, end - begin), reading.decoded[nodes]
             states = np.where(read == _NOTHING, states, self.trans[states, self.symbol[read]])
             alive = (states != DEAD) & (reading.escapes[nodes] != _BROKEN)
+            if wanted is not None:
+                alive &= wanted[nodes]
             nodes, states = nodes[alive], states[alive]
-        return reached, np.cumsum(opened[:-1]) > 0
+        first, last = (np.sort(ends[np.concatenate(free)]) for ends in (trie.first, trie.last))
+        return Walk(self, reading, *(np.concatenate(part) for part in zip(*seen)), first, last)
 
-    def stays(self, state: int, reached: Ints, free: Flags, reading: Reading) -> Flags:
+    def stays(self, state: int, walk: Walk, reading: Reading) -> Flags:
         """The places in ``trie.ids`` whose tokens are content of the automaton from a state on."""
         if self.total[state]:
             return reading.whole
         trie = self.index.trie
-        states = reached[trie.ends]
-        alive = states != DEAD
-        alive[trie.cut] &= self._reads(states[trie.cut])
-        return (alive | free) & reading.whole
+        flags = np.zeros(len(trie.ids), np.bool_)
+        flags[stretched(trie.first[walk.nodes], trie.here[walk.nodes])] = True
+        cut = flags[trie.cut]
+        if cut.any():
+            states = walk.states_at(trie.ends[trie.cut[cut]])
+            flags[trie.cut[cut]] = self._reads(states, trie.low[cut], trie.high[cut])
+        flags[stretched(walk.first, walk.last)] = True
+        return flags & reading.whole
 
-    def ends(self, reached: Ints, free: Flags, nodes: Ints, places: Ints) -> Flags:
-        """Whether the string may end at nodes, on the way to tokens at places in ``trie.ids``."""
-        states = reached[nodes]
-        return np.where(states == DEAD, free[places], self.accept[states])
-
-    def _reads(self, states: Ints) -> Flags:
-        """For each of ``trie.cut``: whether its state reads one of the characters it may go on to."""
-        trie = self.index.trie
-        first = np.searchsorted(self.dfa.cuts, trie.low, side="right") - 1
-        last = np.searchsorted(self.dfa.cuts, trie.high, side="right")
+    def _reads(self, states: Ints, low: Ints, high: Ints) -> Flags:
+        """Whether each state reads one of the characters ``low..high``."""
+        first = np.searchsorted(self.dfa.cuts, low, side="right") - 1
+        last = np.searchsorted(self.dfa.cuts, high, side="right")
         kinds, kind = np.unique(states, return_inverse=True)
         alive = np.zeros((len(kinds), len(self.dfa.cuts) + 1), np.int32)
         np.cumsum(self.trans[kinds] != DEAD, axis=1, out=alive[:, 1:])
         return alive[kind, last] > alive[kind, first]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Walk:
+    """The trie read from one state on. nodes, states: where an automaton was, ascending. first, last: tokens below nodes
+    from which anything can be read."""
+
+    content: RawContent
+    reading: Reading
+    nodes: Ints
+    states: Ints
+    first: Ints
+    last: Ints
+
+    def states_at(self, nodes: Ints) -> Ints:
+        """The state at each node, DEAD where there is none or the node is free."""
+        at = np.searchsorted(self.nodes, nodes)
+        return np.where(np.append(self.nodes, -1)[at] == nodes, np.append(self.states, DEAD)[at], DEAD)
+
+    def free(self, places: Ints) -> Flags:
+        """Which tokens are free from some node on."""
+        at = np.searchsorted(self.first, places, side="right") - 1
+        return (at >= 0) & (places < np.append(self.last, 0)[at])
+
+    def ends(self, nodes: Ints, places: Ints) -> Flags:
+        """Whether the string may end at nodes, on the way to tokens at places in ``trie.ids``."""
+        states = self.states_at(nodes)
+        return np.where(states == DEAD, self.free(places), self.content.accept[states]) & (
+            self.reading.escapes[nodes] == 0
+        )
 
 
 class JsonContent:
@@ -273,6 +325,9 @@ class JsonContent:
             return self.raw.step((at, 0), chr(code))
         return (at, following) if following is not None and self._completes(at, following) else None
 
+    def after(self, state: State) -> Iterable[State]:
+        return self.raw.after(state)
+
     def admits(self, state: State, low: int, high: int) -> bool:
         return state[1] == 0 and self.raw.admits(state, low, high)
 
@@ -285,17 +340,15 @@ class JsonContent:
 
     def _inside(self, state: int, escape: int, follow: frozenset[str]) -> Inside:
         trie, raw, reading = self.index.trie, self.raw, self.index.reading(escape)
-        reached, free = raw.walk(state, reading)
-        stays = raw.stays(state, reached, free, reading)
+        walk = raw.walk(state, reading, follow)
+        stays = raw.stays(state, walk, reading)
         if not raw.total[state]:
-            for place in np.flatnonzero(stays & ~free & (reading.escapes[trie.ends] != 0)).tolist():
-                node = trie.ends[place]
-                stays[place] = self._completes(int(reached[node]), int(reading.escapes[node]))
-
-        def ends(nodes: Ints, places: Ints) -> Flags:
-            return raw.ends(reached, free, nodes, places) & (reading.escapes[nodes] == 0)
-
-        return self.index.packed(reading, stays, follow, ends)
+            within = reading.unfinished[stays[reading.unfinished]]
+            within = within[~walk.free(within)]
+            nodes = trie.ends[within]
+            for place, at, begun in zip(within.tolist(), walk.states_at(nodes).tolist(), reading.escapes[nodes].tolist()):
+                stays[place] = self._completes(at, begun)
+        return self.index.packed(reading, stays, follow, walk.ends)
 
 
 class CountedContent:
@@ -323,6 +376,9 @@ class CountedContent:
         if before == 0 and (self.high is not None or count < self.low):
             count += 1
         return count, escape
+
+    def after(self, state: State) -> Iterable[State]:
+        return ()
 
     def admits(self, state: State, low: int, high: int) -> bool:
         return state[1] == 0 and state[0] != self.high

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,16 +30,19 @@ class Return:
 
 @dataclass(slots=True, eq=False)
 class Reader:
-    """What one state reads: single characters, wider sets, ids that are no text. ranges: all characters."""
+    """What one state reads: single characters, wider sets, ids that are no text. ranges: all characters. run: the one
+    text that can be read, up to a state."""
 
     single: dict[str, list[State]]
     wide: list[tuple[Ranges, State]]
     tokens: dict[int, list[State]]
     ranges: Ranges
+    run: tuple[str, State] | None
 
     @classmethod
     def of(cls, state: State) -> Reader:
-        reader = cls({}, [], {}, union(*(ranges for ranges, _ in state.chars)))
+        sets = [ranges for ranges, _ in state.chars]
+        reader = cls({}, [], {}, sets[0] if len(sets) == 1 else union(*sets), state.run)
         for ranges, target in state.chars:
             if sum(high - low for low, high in ranges) > FEW:
                 reader.wide.append((ranges, target))
@@ -52,6 +56,14 @@ class Reader:
             for token in terminal.ids:
                 reader.tokens.setdefault(token, []).append(target)
         return reader
+
+    @property
+    def targets(self) -> Iterator[State]:
+        """The states behind whatever is read."""
+        yield from (target for _, target in self.wide)
+        for reads in (self.single, self.tokens):
+            for targets in reads.values():
+                yield from targets
 
     def read(self, char: str) -> list[State]:
         """The states behind a character."""
@@ -80,20 +92,32 @@ String = tuple[Content, Inner, State, Return | None]
 
 @dataclass(slots=True, eq=False)
 class Point:
-    """All the ways to go on. complete: the text may end here."""
+    """All the ways to go on. complete: the text may end here. leaves: the rule may, whose caller is not known."""
 
     plain: tuple[Plain, ...]
     strings: tuple[String, ...]
     complete: bool
+    leaves: bool = False
     after: dict[str | int, Point | None] = field(default_factory=dict)
     """What follows a character, or a token that is no text; None: it cannot come."""
+    first: frozenset[str] | None = None
+    """The characters that may come first, where they were asked for."""
     texts: list[int] | None = None
+    """Places of the tokens that can be read, where they were asked for."""
     endings: dict[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
     masks: dict[bytes, Mask] = field(default_factory=dict)
     """By the bytes of an unfinished character already read."""
 
 
 UNKNOWN = Point((), (), False)
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """What can be read in one rule: the places of whole texts, and the beginnings of texts behind which it may end."""
+
+    places: list[int]
+    exits: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +130,10 @@ class Mask:
 
     @classmethod
     def of(cls, inside: list[tuple[Content, Inner, frozenset[str]]], tokens: list[int]) -> Mask:
-        ids = np.array(tokens, np.uint32)
-        places, which = np.unique(ids >> 5, return_inverse=True)
-        words = np.zeros(len(places), np.uint32)
-        np.bitwise_or.at(words, which, np.uint32(1) << (ids & 31))
-        return cls(tuple(inside), places.astype(np.intp), words)
+        words: dict[int, int] = {}
+        for token in tokens:
+            words[token >> 5] = words.get(token >> 5, 0) | 1 << (token & 31)
+        return cls(tuple(inside), np.array(list(words), np.intp), np.array(list(words.values()), np.uint32))
 
     def write(self, out: Bits) -> None:
         if not self.inside:
@@ -131,7 +154,8 @@ def beyond_ascii(point: Point) -> bool:
 
 def first_chars(point: Point) -> frozenset[str]:
     """The characters that may come first. Behind a string there are few."""
-    ranges = union(*(reader.ranges for reader, _ in point.plain))
-    if point.strings or sum(high - low for low, high in ranges) > FEW:
-        raise InvariantError("a string is followed by what may be inside it")
-    return frozenset(chr(code) for low, high in ranges for code in range(low, high))
+    if point.first is None:
+        if point.strings or any(reader.wide for reader, _ in point.plain):
+            raise InvariantError("a string is followed by what may be inside it")
+        point.first = frozenset(char for reader, _ in point.plain for char in reader.single)
+    return point.first

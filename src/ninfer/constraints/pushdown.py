@@ -9,14 +9,16 @@ without reading.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
-from time import perf_counter
+from collections.abc import Collection, Iterable, Iterator
+from time import thread_time
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ninfer.constraints.content import Content, ContentIndex, CountedContent, JsonContent, RawContent
 from ninfer.constraints.ir import Auto, Counted, Grammar
+from ninfer.constraints.lexicon import Lexicon
 from ninfer.constraints.points import (
     FEW,
     UNKNOWN,
@@ -25,6 +27,7 @@ from ninfer.constraints.points import (
     Plain,
     Point,
     Reader,
+    Region,
     Return,
     Spread,
     String,
@@ -37,6 +40,7 @@ from ninfer.errors import InvariantError
 
 _MAX_POINTS = 30_000
 _POINT_BYTES = 1000
+_REGION_BYTES = 500
 _MAX_CLOSURE = 200_000
 
 
@@ -48,32 +52,75 @@ class Pushdown:
         self._stop = tuple(stop)
         self._machine = Machine(grammar, whole_strings=True)
         self._contents: dict[Auto | Counted, Content] = {}
+        self._readers: dict[State, Reader] = {}
         self._spreads: dict[State, Spread] = {}
         self._returns: dict[tuple[State, Return | None], Return] = {}
         self._points: dict[object, Point] = {}
         self._follow: dict[tuple[State, Return | None], Point] = {}
+        self._regions: dict[object, Region] = {}
+        self._hole = Return(State(), None)
+        """Below a rule that is read whatever called it."""
         self.start = self._close([(self._machine.root, None)], ())
 
     @property
     def nbytes(self) -> int:
         """About what it holds, bytes."""
-        return len(self._points) * _POINT_BYTES
+        return len(self._points) * _POINT_BYTES + len(self._regions) * _REGION_BYTES
 
     def parser(self) -> PointParser:
         return PointParser(self)
 
     def warm(self, seconds: float) -> None:
-        """Look ahead where answers are likely to go, for at most so long: what is seen now costs nothing later."""
-        deadline = perf_counter() + seconds
+        """Look ahead for at most so long, of this thread's time: what is seen now costs nothing later."""
+        deadline = thread_time() + seconds
+        self._warm_strings(self._warm_rules(deadline), deadline)
+        self._warm_points(deadline)
+
+    def _warm_rules(self, deadline: float) -> dict[tuple[Content, frozenset[str]], None]:
+        """What every part of every rule reads. Returns the strings met, with the characters that may follow them."""
+        strings: dict[tuple[Content, frozenset[str]], None] = {}
+        waiting, seen = deque([self._machine.root]), {self._machine.root}
+        while waiting and thread_time() < deadline:
+            spread = self._spread_of(waiting.popleft())
+            for reader in spread.readers:
+                self._region((reader,), self.index.trie.lexicon, "")
+            behind = [target for reader in spread.readers for target in reader.targets]
+            behind += [state for call in spread.calls for state in call]
+            for content, after in spread.strings:
+                behind.append(after)
+                readers = self._spread_of(after).readers
+                strings[content, frozenset(char for reader in readers for char in reader.single)] = None
+                for reader in readers:
+                    for char in reader.single:
+                        self._region((reader,), self.index.trie.occurrences(char).endings, "")
+            for state in behind:
+                if state not in seen:
+                    seen.add(state)
+                    waiting.append(state)
+        return strings
+
+    def _warm_strings(self, strings: Iterable[tuple[Content, frozenset[str]]], deadline: float) -> None:
+        """The insides of strings, those of their automata near the start first."""
+        waiting = deque((content, follow, state) for content, follow in strings if (state := content.start()))
+        seen = set(waiting)
+        while waiting and thread_time() < deadline:
+            content, follow, state = waiting.popleft()
+            content.inside(state, follow)
+            for after in content.after(state):
+                if (content, follow, after) not in seen:
+                    seen.add((content, follow, after))
+                    waiting.append((content, follow, after))
+
+    def _warm_points(self, deadline: float) -> None:
+        """Where answers are likely to go."""
+        lexicon = self.index.trie.lexicon
         waiting, seen = deque([self.start]), {self.start}
-        while waiting and perf_counter() < deadline:
+        while waiting and thread_time() < deadline:
             point = waiting.popleft()
             self.mask(point, b"")
             following = [self._behind(state, below) for _, _, state, below in point.strings]
-            if any(not isinstance(content, CountedContent) for content, *_ in point.strings):
-                following += [found for char in "aA 0" if (found := self.follow(point, char))]
             if not point.strings:
-                texts = sorted(self.index.trie.texts[token] or "" for token in self._texts(point))
+                texts = [lexicon.texts[place] for place in sorted(set(self._texts(point.plain, lexicon)))]
                 longest = [a for a, b in zip(texts, [*texts[1:], ""]) if not b.startswith(a)]
                 following += [found for text in longest if (found := self.follow(point, text))]
                 tokens = [token for reader, _ in point.plain for token in reader.tokens]
@@ -138,7 +185,7 @@ class Pushdown:
         seen: set[Entry] = set()
         plain: dict[Plain, None] = {}
         inside = dict.fromkeys(strings)
-        complete = False
+        complete = leaves = False
         while agenda:
             entry = agenda.pop()
             if entry in seen:
@@ -147,7 +194,7 @@ class Pushdown:
             if len(seen) > _MAX_CLOSURE:
                 raise InvariantError("a left-recursive grammar")
             state, below = entry
-            spread = self._spreads.get(state) or self._spread(state)
+            spread = self._spread_of(state)
             for reader in spread.readers:
                 plain[reader, below] = None
             for start, after in spread.calls:
@@ -158,37 +205,57 @@ class Pushdown:
                     inside[content, inner, after, below] = None
                     if content.may_end(inner):
                         agenda.append((after, below))
-            if spread.ends and below is None:
-                complete = True
-            elif spread.ends and below is not None:
-                agenda.append((below.state, below.below))
-        key = frozenset(plain), frozenset(inside), complete
+            if spread.ends:
+                if below is None:
+                    complete = True
+                elif below is self._hole:
+                    leaves = True
+                else:
+                    agenda.append((below.state, below.below))
+        return self._point(plain, inside, complete, leaves)
+
+    def _point(
+        self, plain: Collection[Plain], strings: Collection[String], complete: bool = False, leaves: bool = False
+    ) -> Point:
+        """The one point of these ways to go on."""
+        key = frozenset(plain), frozenset(strings), complete, leaves
         found = self._points.get(key)
         if found is None:
-            if len(self._points) >= _MAX_POINTS:
+            if len(self._points) + len(self._regions) >= _MAX_POINTS:
                 self._forget()
-            found = self._points.setdefault(key, Point(tuple(plain), tuple(inside), complete))
+            found = self._points.setdefault(key, Point(tuple(plain), tuple(strings), complete, leaves))
         return found
+
+    def _spread_of(self, state: State) -> Spread:
+        return self._spreads.get(state) or self._spread(state)
 
     def _spread(self, start: State) -> Spread:
         spread, agenda, seen = Spread(), [start], {start}
         while agenda:
             state = self._machine.ready(agenda.pop())
-            for target in state.silent:
+            near = list(state.silent)
+            for rule, after in state.calls:
+                begin = self._machine.starts[rule]
+                if self._machine.ready(after).final:  # the last thing of its rule: nothing to come back to
+                    near.append(begin)
+                else:
+                    spread.calls.append((begin, after))
+            for target in near:
                 if target not in seen:
                     seen.add(target)
                     agenda.append(target)
             if state.chars or state.tokens:
-                spread.readers.append(Reader.of(state))
-            spread.calls += [(self._machine.starts[rule], after) for rule, after in state.calls]
+                spread.readers.append(self._reader(state))
             spread.strings += [(self._content(node), after) for node, after in state.strings]
             spread.ends |= state.final
         return self._spreads.setdefault(start, spread)
 
-    def _push(self, state: State, below: Return | None) -> Return | None:
-        """A stack with one return more; none for a call that is the last thing its rule does."""
-        if self._machine.ready(state).final:
-            return below
+    def _reader(self, state: State) -> Reader:
+        found = self._readers.get(state)
+        return self._readers.setdefault(state, Reader.of(state)) if found is None else found
+
+    def _push(self, state: State, below: Return | None) -> Return:
+        """A stack with one return more."""
         key = state, below
         found = self._returns.get(key)
         return self._returns.setdefault(key, Return(state, below)) if found is None else found
@@ -205,11 +272,12 @@ class Pushdown:
 
     def _forget(self) -> None:
         """Drop what is remembered. Points in use stay good; they learn anew."""
-        points, self._points, self._returns, self._follow = list(self._points.values()), {}, {}, {}
+        points = list(self._points.values())
+        self._points, self._returns, self._follow, self._regions = {}, {}, {}, {}
         for point in points:
             point.after, point.texts, point.endings, point.masks = {}, None, {}, {}
 
-    # -- masks ---------------------------------------------------------------------------------------------------
+    # -- masks -------------------------------------------------------------------------------------------------
 
     def mask(self, point: Point, pending: bytes) -> Mask:
         """The legal tokens behind a point and the beginning of a character."""
@@ -224,29 +292,25 @@ class Pushdown:
         tokens = [token for reader, _ in point.plain for token in reader.tokens]
         if point.complete:
             tokens += self._stop
+        places: list[int] = []
         inside = []
         others = dict.fromkeys(point.plain)
         for content, inner, state, below in point.strings:
             behind = self._behind(state, below)
             follow = first_chars(behind)
             inside.append((content, inner, follow))
-            for char, places in content.inside(inner, follow).past.items():
+            for char, past in content.inside(inner, follow).past.items():
                 at = trie.occurrences(char)
-                legal = self._legal_endings(behind, char)[at.ending[places]]
-                tokens += trie.ids[at.place[places[legal]]].tolist()
+                legal = self._legal_endings(behind, char)[at.ending[past]]
+                places += at.place[past[legal]].tolist()
             if content.may_end(inner):
-                tokens += self._texts(behind)
+                if behind.texts is None:
+                    behind.texts = self._texts(behind.plain, trie.lexicon)
+                places += behind.texts
                 for entry in behind.plain:
                     others.pop(entry, None)
-        if others:
-            tokens += self._texts(Point(tuple(others), (), False) if point.strings else point)
-        return Mask.of(inside, tokens)
-
-    def _texts(self, point: Point) -> list[int]:
-        """The text tokens that can be read from a point that is in no string."""
-        if point.texts is None:
-            point.texts = self._below(point, 0, 0)
-        return point.texts
+        places += self._texts(others, trie.lexicon)
+        return Mask.of(inside, tokens + trie.ids[places].tolist())
 
     def _mask_within(self, point: Point, pending: bytes) -> Mask:
         """Tokens that go on inside a character."""
@@ -258,7 +322,7 @@ class Pushdown:
         return Mask.of([], legal)
 
     def _behind(self, state: State, below: Return | None) -> Point:
-        """What may follow a string."""
+        """What may follow a string, or a rule."""
         key = state, below
         found = self._follow.get(key)
         if found is None:
@@ -270,45 +334,94 @@ class Pushdown:
         found = behind.endings.get(char)
         if found is None:
             endings = self.index.trie.occurrences(char).endings
-            starts = {start: self.follow(behind, start) for start in {text[:2] for text, _ in endings}}
-            legal = [(at := starts[text[:2]]) is not None and self.reads(at, text[2:], tail) for text, tail in endings]
-            found = behind.endings[char] = np.array(legal, np.bool_)
+            found = np.zeros(len(endings.texts), np.bool_)
+            found[self._texts(behind.plain, endings)] = True
+            behind.endings[char] = found
         return found
 
-    def _below(self, point: Point, node: int, depth: int) -> list[int]:
-        """The tokens below a trie node that can be read on from a point, at depth ``depth``."""
-        trie = self.index.trie
-        first, last = int(trie.first[node]), int(trie.last[node])
-        found: list[int] = []
-        if last - first <= FEW:
-            for token in trie.ids[first:last].tolist():
-                text = trie.texts[token]
-                assert text is not None
-                if self.reads(point, text[depth:], trie.tails.get(token, b"")):
-                    found.append(token)
-            return found
-        begin, end = int(trie.child[node]), int(trie.child[node + 1])
-        here = first + int(np.searchsorted(trie.ends[first:last] != node, True))
-        for token in trie.ids[first:here].tolist() if depth or beyond_ascii(point) else ():
-            if self.reads(point, "", trie.tails.get(token, b"")):
-                found.append(token)
-        for child, char in self._readable(point, begin, end):
-            following = self.follow(point, char)
-            if following is not None:
-                found += self._below(following, child, depth + 1)
+    def _texts(self, entries: Iterable[Plain], lexicon: Lexicon) -> list[int]:
+        """The places of the texts that can be read from any of some entries: within their rules, and behind them."""
+        places: list[int] = []
+        agenda: list[tuple[Plain | String, str]] = [(entry, "") for entry in entries]
+        seen = set(agenda)
+        for entry, prefix in agenda:
+            *reads, below = entry
+            region = self._region(tuple(reads), lexicon, prefix)
+            places += region.places
+            if below is not None:
+                for text in region.exits:
+                    behind = self._behind(below.state, below.below)
+                    more = [(after, text) for after in (*behind.plain, *behind.strings) if (after, text) not in seen]
+                    seen.update(more)
+                    agenda += more
+        return places
+
+    def _region(self, reads: tuple[Any, ...], lexicon: Lexicon, prefix: str) -> Region:
+        """What an entry reads of the texts behind a prefix, whatever its stack."""
+        key = reads, lexicon, prefix
+        found = self._regions.get(key)
+        if found is None:
+            entry = (*reads, self._hole)
+            alone = self._point([entry], []) if len(entry) == 2 else self._point([], [entry])
+            found = self._regions[key] = self._explore(alone, lexicon, prefix)
         return found
 
-    def _readable(self, point: Point, begin: int, end: int) -> Iterator[tuple[int, str]]:
-        """The children in a range whose characters a point may read."""
-        trie = self.index.trie
-        codes = trie.alphabet[trie.char[begin:end]]
-        wanted = np.zeros(end - begin, np.bool_)
+    def _explore(self, point: Point, lexicon: Lexicon, prefix: str) -> Region:
+        places: list[int] = []
+        exits: list[str] = []
+        first, last = lexicon.span(prefix)
+        run = point.plain[0][0].run if len(point.plain) == 1 and not point.strings else None
+        if run is not None or last - first > FEW:
+            last = lexicon.exact(prefix) if prefix or beyond_ascii(point) else first
+            further = self._run(*run, lexicon, prefix) if run else self._branches(point, lexicon, prefix)
+            for region in further:
+                places += region.places
+                exits += region.exits
+        for place in range(first, last):
+            text, at = lexicon.texts[place], point
+            for end in range(len(prefix) + 1, len(text) + 1):
+                following = self.follow(at, text[end - 1])
+                if following is None:
+                    break
+                at = following
+                if at.leaves:
+                    exits.append(text[:end])
+            else:
+                if place not in lexicon.tails or self.admits(at, lexicon.tails[place]):
+                    places.append(place)
+        return Region(places, [text for text in dict.fromkeys(exits) if lexicon.goes_on(text)])
+
+    def _branches(self, point: Point, lexicon: Lexicon, prefix: str) -> Iterator[Region]:
+        """By the next character."""
+        for char in self._readable(point, lexicon, prefix):
+            if lexicon.holds(prefix + char):
+                following = self.follow(point, char)
+                if following is not None:
+                    yield self._entered(following, lexicon, prefix + char)
+
+    def _run(self, text: str, end: State, lexicon: Lexicon, prefix: str) -> Iterator[Region]:
+        """Along a text that must come, and behind it."""
+        for i in range(1, len(text)):
+            read = prefix + text[:i]
+            first, last = lexicon.span(read)
+            if first == last:
+                return
+            exact = range(first, lexicon.exact(read))
+            yield Region([p for p in exact if text[i].encode().startswith(lexicon.tails.get(p, b""))], [])
+        if lexicon.holds(prefix + text):
+            yield self._entered(self._behind(end, self._hole), lexicon, prefix + text)
+
+    def _entered(self, point: Point, lexicon: Lexicon, prefix: str) -> Region:
+        region = self._explore(point, lexicon, prefix)
+        return Region(region.places, [prefix, *region.exits]) if point.leaves else region
+
+    def _readable(self, point: Point, lexicon: Lexicon, prefix: str) -> Iterable[str]:
+        """The characters behind a prefix that a point may read."""
         if point.strings:
-            wanted[:] = True
-        for low, high in {span for reader, _ in point.plain for span in reader.ranges}:
-            wanted[np.searchsorted(codes, low) : np.searchsorted(codes, high)] = True
-        for child in np.flatnonzero(wanted).tolist():
-            yield begin + child, chr(codes[child])
+            return lexicon.nexts(prefix)
+        if any(reader.wide for reader, _ in point.plain):
+            return [char for char in lexicon.nexts(prefix) if any(reader.read(char) for reader, _ in point.plain)]
+        return dict.fromkeys(char for reader, _ in point.plain for char in reader.single)
 
 
 class PointParser:

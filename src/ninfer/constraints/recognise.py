@@ -37,7 +37,8 @@ _ONE_CHARACTER = Auto(Dfa.length(1, 1), "json")
 @dataclass(slots=True, eq=False)
 class State:
     """One point inside a rule. A state without edges is where its rule ends. ``lay`` makes the edges of a state when it
-    is first reached, so that a grammar costs what is read of it."""
+    is first reached, so that a grammar costs what is read of it. ``run``: the one text that can be read, up to a state.
+    """
 
     silent: list[State] = field(default_factory=list)
     chars: list[tuple[Ranges, State]] = field(default_factory=list)
@@ -45,6 +46,7 @@ class State:
     tokens: list[tuple[Tok | NotTok, State]] = field(default_factory=list)
     strings: list[tuple[Auto | Counted, State]] = field(default_factory=list)
     lay: Callable[[State], None] | None = None
+    run: tuple[str, State] | None = None
 
     @property
     def final(self) -> bool:
@@ -93,14 +95,18 @@ class Machine:
     def _add(self, node: Node, at: State, end: State) -> None:
         """Lay the node's edges from ``at`` to ``end``."""
         if isinstance(node, Lit):
-            self._literal(node.text, end, at)
+            _literals((node.text,), end, at)
         elif isinstance(node, Class):
             at.chars.append((node.ranges, end))
         elif isinstance(node, Seq):
             self._sequence(node.parts, end, at)
         elif isinstance(node, Alt):
+            texts = tuple(dict.fromkeys(option.text for option in node.options if isinstance(option, Lit)))
+            if texts:
+                _literals(texts, end, at)
             for option in node.options:
-                self._add(option, at, end)
+                if not isinstance(option, Lit):
+                    self._add(option, at, end)
             if not node.options:
                 at.chars.append(((), end))
         elif isinstance(node, Rep):
@@ -115,14 +121,6 @@ class Machine:
             self._counted(node, at, end)
         else:
             at.tokens.append((node, end))
-
-    def _literal(self, text: str, end: State, at: State) -> None:
-        if len(text) > 1:
-            at.chars.append((_only(text[0]), State(lay=partial(self._literal, text[1:], end))))
-        elif text:
-            at.chars.append((_only(text), end))
-        else:
-            at.silent.append(end)
 
     def _sequence(self, parts: tuple[Node, ...], end: State, at: State) -> None:
         if len(parts) > 1:
@@ -179,7 +177,7 @@ def _spelled(at: State, ranges: Ranges, end: State) -> None:
     if direct:
         at.chars.append((direct, end))
     if tails:
-        at.chars.append((_only("\\"), State(lay=partial(_escape, tails, end))))
+        at.chars.append((_only("\\"), State(lay=partial(_literals, tails, end))))
 
 
 @lru_cache(maxsize=256)
@@ -189,13 +187,18 @@ def _written(ranges: Ranges) -> tuple[Ranges, tuple[str, ...]]:
     return intersection(ranges, DIRECT), tuple(tails)
 
 
-def _escape(tails: tuple[str, ...], end: State, at: State) -> None:
-    """One of several texts, none of them a prefix of another."""
+def _literals(texts: tuple[str, ...], end: State, at: State) -> None:
+    """One of several texts; what they begin with alike is read once."""
     by_first: dict[str, list[str]] = {}
-    for tail in tails:
-        by_first.setdefault(tail[0], []).append(tail[1:])
+    for text in texts:
+        by_first.setdefault(text[:1], []).append(text[1:])
+    if "" in by_first:
+        at.silent.append(end)
+        del by_first[""]
     for first, rests in by_first.items():
-        at.chars.append((_only(first), State(lay=partial(_escape, tuple(rests), end)) if rests[0] else end))
+        run = (rests[0], end) if len(rests) == 1 else None
+        after = State(lay=partial(_literals, tuple(rests), end), run=run) if any(rests) else end
+        at.chars.append((_only(first), after))
 
 
 class Run:

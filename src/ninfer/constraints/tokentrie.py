@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ninfer.constraints.lexicon import Lexicon
+
 Ints = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
 Bits = npt.NDArray[np.uint32]
@@ -21,11 +23,11 @@ class TokenTrie:
     tails: the bytes of the unfinished character behind them. stray: ids that begin inside a character. An id in none of
     these is in no text.
 
-    ids, ends: text tokens in text order, and the node of each one's whole characters. cut: places in ``ids`` of tokens
-    with a tail; low, high: the code points it may become. parent, char: of each node, ``char`` as an index into
-    ``alphabet`` (code points that occur, ascending, with all of ASCII). child: [nodes + 1], where the children of each
-    node begin. first, last: the tokens below each node, as places in ``ids``. levels: where each level begins, and the
-    end.
+    ids, ends: text tokens in text order, and the node of each one's whole characters. lexicon: their texts. cut: places
+    in ``ids`` of tokens with a tail; low, high: the code points it may become. parent, char: of each node, ``char`` as
+    an index into ``alphabet`` (code points that occur, ascending, with all of ASCII). child: [nodes + 1], where the
+    children of each node begin. first, here, last: the tokens below each node, as places in ``ids``, those that end at
+    it before ``here``. levels: where each level begins, and the end.
     """
 
     def __init__(self, data: Sequence[bytes], is_text: Flags) -> None:
@@ -51,13 +53,14 @@ class TokenTrie:
         codes = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32).astype(np.int32)
         lengths = np.fromiter(map(len, texts), np.int32, len(texts))
         self.ids = np.array(known, np.int32)
+        self.lexicon = Lexicon(texts, {p: self.tails[token] for p, token in enumerate(known) if token in self.tails})
         self.alphabet = np.union1d(codes, np.arange(128, dtype=np.int32))
         self.ends = np.zeros(len(known), np.int32)
         self._grow(lengths, np.searchsorted(self.alphabet, codes).astype(np.int32))
-        tails = [(place, code_range(self.tails[token])) for place, token in enumerate(known) if token in self.tails]
-        self.cut = np.array([place for place, _ in tails], np.int32)
-        spans = np.array([span for _, span in tails], np.int32).reshape(-1, 2)
+        self.cut = np.array(list(self.lexicon.tails), np.int32)
+        spans = np.array([code_range(tail) for tail in self.lexicon.tails.values()], np.int32).reshape(-1, 2)
         self.low, self.high = spans[:, 0], spans[:, 1]
+        self.here = self.first + np.bincount(self.ends, minlength=len(self.parent)).astype(np.int32)
         self._occurrences: dict[str, Occurrences] = {}
 
     def _grow(self, lengths: Ints, chars: Ints) -> None:
@@ -79,13 +82,13 @@ class TokenTrie:
     @property
     def nbytes(self) -> int:
         """About what it holds, bytes."""
-        arrays = (self.ids, self.ends, self.parent, self.char, self.child, self.first, self.last)
+        arrays = (self.ids, self.ends, self.parent, self.char, self.child, self.first, self.here, self.last)
         return sum(array.nbytes for array in arrays) + sum(49 + len(text) for text in self.texts if text is not None)
 
     def bits(self, flags: Flags) -> Bits:
         """A mask from a flag for each of ``ids``."""
         whole = np.zeros(32 * self.words, np.bool_)
-        whole[self.ids] = flags
+        whole[self.ids[flags]] = True
         return np.packbits(whole, bitorder="little").view(np.uint32)
 
     def occurrences(self, char: str) -> Occurrences:
@@ -104,6 +107,10 @@ class TokenTrie:
             node = int(begin + np.searchsorted(self.char[begin:end], code))
         return node
 
+    def depth(self, nodes: Ints) -> Ints:
+        """How many characters lead to each node."""
+        return (np.searchsorted(self.levels, nodes, side="right") - 1).astype(np.int32)
+
 
 @dataclass(frozen=True, slots=True)
 class Occurrences:
@@ -113,21 +120,26 @@ class Occurrences:
     place: Ints
     node: Ints
     ending: Ints
-    endings: tuple[tuple[str, bytes], ...]
+    endings: Lexicon
 
     @classmethod
     def of(cls, trie: TokenTrie, char: str) -> Occurrences:
-        found = []
-        endings: dict[tuple[str, bytes], int] = {}
-        for place, token in enumerate(trie.ids.tolist()):
-            text = trie.texts[token] or ""
-            at = text.find(char, 1)
-            while at > 0:
-                key = text[at:], trie.tails.get(token, b"")
-                found.append((place, trie.find(text[:at]), endings.setdefault(key, len(endings))))
-                at = text.find(char, at + 1)
-        table = np.array(found, np.int32).reshape(-1, 3)
-        return cls(table[:, 0], table[:, 1], table[:, 2], tuple(endings))
+        at = np.flatnonzero(trie.char == np.searchsorted(trie.alphabet, ord(char)))
+        at = at[at >= trie.levels[2]] if len(trie.levels) > 2 else at[:0]
+        place, count = stretched(trie.first[at], trie.last[at]), trie.last[at] - trie.first[at]
+        begin = np.repeat(trie.depth(at) - 1, count)
+        texts, tails = trie.lexicon.texts, trie.lexicon.tails
+        found = [(texts[p][i:], tails.get(p, b"")) for p, i in zip(place.tolist(), begin.tolist())]
+        endings = sorted(set(found))
+        number = {ending: i for i, ending in enumerate(endings)}
+        lexicon = Lexicon([text for text, _ in endings], {i: tail for i, (_, tail) in enumerate(endings) if tail})
+        return cls(place, np.repeat(trie.parent[at], count), np.array([number[e] for e in found], np.int32), lexicon)
+
+
+def stretched(first: Ints, last: Ints) -> Ints:
+    """The numbers ``first..last`` of every pair, one after the other."""
+    count = last - first
+    return np.repeat(last - np.cumsum(count, dtype=np.int32), count) + np.arange(count.sum(), dtype=np.int32)
 
 
 def _levels(lengths: Ints, chars: Ints) -> Iterator[tuple[Ints, Ints, Ints, Ints, Ints, Ints]]:
