@@ -24,6 +24,7 @@ from ninfer.constraints.ir import ESCAPED
 from ninfer.constraints.tokentrie import Bits, Flags, Ints, TokenTrie, stretched
 
 State = tuple[int, int]
+Places = npt.NDArray[np.signedinteger]
 
 _ESCAPES = {"\\" + tail: code for code, tail in ESCAPED.items()}
 _PREFIXES = ["", *dict.fromkeys(written[:i] for written in sorted(_ESCAPES) for i in range(1, len(written)))]
@@ -248,8 +249,9 @@ class RawContent:
             if wanted is not None:
                 alive &= wanted[nodes]
             nodes, states = nodes[alive], states[alive]
+        reached, at = (np.concatenate(part) for part in zip(*seen))
         first, last = (np.sort(ends[np.concatenate(free)]) for ends in (trie.first, trie.last))
-        return Walk(self, reading, *(np.concatenate(part) for part in zip(*seen)), first, last)
+        return Walk(self, reading, reached, at, first, last)
 
     def stays(self, state: int, walk: Walk, reading: Reading) -> Flags:
         """The places in ``trie.ids`` whose tokens are content of the automaton from a state on."""
@@ -277,8 +279,8 @@ class RawContent:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Walk:
-    """The trie read from one state on. nodes, states: where an automaton was, ascending. first, last: tokens below nodes
-    from which anything can be read."""
+    """The trie read from one state on. nodes, states: where an automaton was, ascending. first, last: tokens below
+    nodes from which anything can be read."""
 
     content: RawContent
     reading: Reading
@@ -292,7 +294,7 @@ class Walk:
         at = np.searchsorted(self.nodes, nodes)
         return np.where(np.append(self.nodes, -1)[at] == nodes, np.append(self.states, DEAD)[at], DEAD)
 
-    def free(self, places: Ints) -> Flags:
+    def free(self, places: Places) -> Flags:
         """Which tokens are free from some node on."""
         at = np.searchsorted(self.first, places, side="right") - 1
         return (at >= 0) & (places < np.append(self.last, 0)[at])
@@ -346,8 +348,8 @@ class JsonContent:
             within = reading.unfinished[stays[reading.unfinished]]
             within = within[~walk.free(within)]
             nodes = trie.ends[within]
-            for place, at, begun in zip(within.tolist(), walk.states_at(nodes).tolist(), reading.escapes[nodes].tolist()):
-                stays[place] = self._completes(at, begun)
+            begun = reading.escapes[nodes].tolist()
+            stays[within] = [self._completes(*pair) for pair in zip(walk.states_at(nodes).tolist(), begun)]
         return self.index.packed(reading, stays, follow, walk.ends)
 
 

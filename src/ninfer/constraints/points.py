@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,74 +20,95 @@ FEW = 64
 """Sets of no more than these are looked at one by one."""
 
 
+States = frozenset[State]
+"""Points of one rule, or of rules it ends with, that are reached together."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Return:
     """Where to go on when a rule ends. Equal ones are one object."""
 
-    state: State
+    states: States
     below: Return | None
+
+
+NO_TOKENS: Mapping[int, States] = {}
 
 
 @dataclass(slots=True, eq=False)
 class Reader:
-    """What one state reads: single characters, wider sets, ids that are no text. ranges: all characters. run: the one
+    """What some states read: single characters, wider sets, ids that are no text. ranges: all characters. run: the one
     text that can be read, up to a state."""
 
-    single: dict[str, list[State]]
-    wide: list[tuple[Ranges, State]]
-    tokens: dict[int, list[State]]
+    single: Mapping[str, States]
+    wide: tuple[tuple[Ranges, State], ...]
+    tokens: Mapping[int, States]
     ranges: Ranges
     run: tuple[str, State] | None
 
     @classmethod
-    def of(cls, state: State) -> Reader:
-        sets = [ranges for ranges, _ in state.chars]
-        reader = cls({}, [], {}, sets[0] if len(sets) == 1 else union(*sets), state.run)
-        for ranges, target in state.chars:
-            if sum(high - low for low, high in ranges) > FEW:
-                reader.wide.append((ranges, target))
-                continue
-            for low, high in ranges:
-                for code in range(low, high):
-                    reader.single.setdefault(chr(code), []).append(target)
-        for terminal, target in state.tokens:
-            if not isinstance(terminal, Tok):
-                raise InvariantError("excluded tokens in a grammar of our own")
-            for token in terminal.ids:
-                reader.tokens.setdefault(token, []).append(target)
-        return reader
+    def of(cls, states: States) -> Reader:
+        single: dict[str, dict[State, None]] = {}
+        tokens: dict[int, dict[State, None]] = {}
+        wide = []
+        for state in states:
+            for ranges, target in state.chars:
+                if sum(high - low for low, high in ranges) > FEW:
+                    wide.append((ranges, target))
+                    continue
+                for low, high in ranges:
+                    for code in range(low, high):
+                        single.setdefault(chr(code), {})[target] = None
+            for terminal, target in state.tokens:
+                if not isinstance(terminal, Tok):
+                    raise InvariantError("excluded tokens in a grammar of our own")
+                for token in terminal.ids:
+                    tokens.setdefault(token, {})[target] = None
+        known: dict[States, States] = {}  # equal sets are one object
+
+        def shared(targets: Iterable[State]) -> States:
+            found = frozenset(targets)
+            return known.setdefault(found, found)
+
+        sets = [ranges for state in states for ranges, _ in state.chars]
+        return cls(
+            {char: shared(targets) for char, targets in single.items()}, tuple(wide),
+            {token: shared(targets) for token, targets in tokens.items()} or NO_TOKENS,
+            sets[0] if len(sets) == 1 else union(*sets), next(iter(states)).run if len(states) == 1 else None,
+        )  # fmt: skip
 
     @property
-    def targets(self) -> Iterator[State]:
+    def targets(self) -> Iterator[States]:
         """The states behind whatever is read."""
-        yield from (target for _, target in self.wide)
-        for reads in (self.single, self.tokens):
-            for targets in reads.values():
-                yield from targets
+        yield from self.single.values()
+        yield from self.tokens.values()
+        yield from (frozenset((target,)) for _, target in self.wide)
 
-    def read(self, char: str) -> list[State]:
+    def read(self, char: str) -> States | None:
         """The states behind a character."""
-        found = self.single.get(char, [])
+        found = self.single.get(char)
         if self.wide:
             code = ord(char)
-            found = found + [target for ranges, target in self.wide if any(a <= code < b for a, b in ranges)]
+            more = [target for ranges, target in self.wide if any(a <= code < b for a, b in ranges)]
+            if more:
+                return (found or frozenset()).union(more)
         return found
 
 
 @dataclass(slots=True, eq=False)
 class Spread:
-    """What is reached from a state without reading: readers, calls (rule start, state behind), whole strings; and
-    whether the rule may end."""
+    """What is reached from some states without reading: what reads, calls (rule start, states behind), whole strings;
+    and whether the rule may end."""
 
-    readers: list[Reader] = field(default_factory=list)
-    calls: list[tuple[State, State]] = field(default_factory=list)
-    strings: list[tuple[Content, State]] = field(default_factory=list)
+    reader: Reader | None = None
+    calls: tuple[tuple[States, States], ...] = ()
+    strings: tuple[tuple[Content, States], ...] = ()
     ends: bool = False
 
 
 Plain = tuple[Reader, Return | None]
-Entry = tuple[State, Return | None]
-String = tuple[Content, Inner, State, Return | None]
+Entry = tuple[States, Return | None]
+String = tuple[Content, Inner, States, Return | None]
 
 
 @dataclass(slots=True, eq=False)
@@ -100,24 +121,22 @@ class Point:
     leaves: bool = False
     after: dict[str | int, Point | None] = field(default_factory=dict)
     """What follows a character, or a token that is no text; None: it cannot come."""
+    mask: Mask | None = None
+    within: dict[bytes, Mask] | None = None
+    """Masks by the bytes of an unfinished character already read."""
     first: frozenset[str] | None = None
-    """The characters that may come first, where they were asked for."""
-    texts: list[int] | None = None
-    """Places of the tokens that can be read, where they were asked for."""
-    endings: dict[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
-    masks: dict[bytes, Mask] = field(default_factory=dict)
-    """By the bytes of an unfinished character already read."""
+    """The characters that may come first."""
+    texts: tuple[int, ...] | None = None
+    """Places of the tokens that can be read."""
+    endings: dict[str, npt.NDArray[np.bool_]] | None = None
+    """Which endings of tokens can be read, by their first character. Like the masks, these are known once asked for."""
 
 
 UNKNOWN = Point((), (), False)
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
-    """What can be read in one rule: the places of whole texts, and the beginnings of texts behind which it may end."""
-
-    places: list[int]
-    exits: list[str]
+Region = tuple[tuple[int, ...], tuple[str, ...]]
+"""What can be read in one rule: the places of whole texts, and the beginnings of texts behind which it may end."""
 
 
 @dataclass(frozen=True, slots=True)

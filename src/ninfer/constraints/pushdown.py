@@ -30,6 +30,7 @@ from ninfer.constraints.points import (
     Region,
     Return,
     Spread,
+    States,
     String,
     beyond_ascii,
     first_chars,
@@ -52,15 +53,16 @@ class Pushdown:
         self._stop = tuple(stop)
         self._machine = Machine(grammar, whole_strings=True)
         self._contents: dict[Auto | Counted, Content] = {}
-        self._readers: dict[State, Reader] = {}
-        self._spreads: dict[State, Spread] = {}
-        self._returns: dict[tuple[State, Return | None], Return] = {}
+        self._readers: dict[States, Reader] = {}
+        self._spreads: dict[States, Spread] = {}
+        self._returns: dict[tuple[States, Return | None], Return] = {}
         self._points: dict[object, Point] = {}
-        self._follow: dict[tuple[State, Return | None], Point] = {}
+        self._follow: dict[tuple[States, Return | None], Point] = {}
         self._regions: dict[object, Region] = {}
-        self._hole = Return(State(), None)
+        self._hole = Return(frozenset(), None)
         """Below a rule that is read whatever called it."""
-        self.start = self._close([(self._machine.root, None)], ())
+        self._root = frozenset((self._machine.root,))
+        self.start = self._close([(self._root, None)], ())
 
     @property
     def nbytes(self) -> int:
@@ -71,32 +73,35 @@ class Pushdown:
         return PointParser(self)
 
     def warm(self, seconds: float) -> None:
-        """Look ahead for at most so long, of this thread's time: what is seen now costs nothing later."""
-        deadline = thread_time() + seconds
-        self._warm_strings(self._warm_rules(deadline), deadline)
-        self._warm_points(deadline)
+        """Look ahead for about so long, of this thread's time: what is seen now costs nothing later."""
+        begin = thread_time()
+        strings = self._warm_rules(begin + 0.6 * seconds)
+        self._warm_strings(strings, begin + 0.8 * seconds)
+        self._warm_points(begin + seconds)
 
     def _warm_rules(self, deadline: float) -> dict[tuple[Content, frozenset[str]], None]:
-        """What every part of every rule reads. Returns the strings met, with the characters that may follow them."""
+        """What every part of every rule reads; what is certain to come before what is chosen. Returns the strings met,
+        with the characters that may follow them."""
         strings: dict[tuple[Content, frozenset[str]], None] = {}
-        waiting, seen = deque([self._machine.root]), {self._machine.root}
+        trie = self.index.trie
+        waiting, seen = deque([self._root]), {self._root}
         while waiting and thread_time() < deadline:
             spread = self._spread_of(waiting.popleft())
-            for reader in spread.readers:
-                self._region((reader,), self.index.trie.lexicon, "")
-            behind = [target for reader in spread.readers for target in reader.targets]
-            behind += [state for call in spread.calls for state in call]
+            certain = [after for _, after in (*spread.calls, *spread.strings)]
+            chosen = [start for start, _ in spread.calls]
+            if (reader := spread.reader) is not None:
+                self._region((reader,), trie.lexicon, "")
+                (certain if reader.run else chosen).extend(reader.targets)
             for content, after in spread.strings:
-                behind.append(after)
-                readers = self._spread_of(after).readers
-                strings[content, frozenset(char for reader in readers for char in reader.single)] = None
-                for reader in readers:
+                if (reader := self._spread_of(after).reader) is not None:
+                    strings[content, frozenset(reader.single)] = None
                     for char in reader.single:
-                        self._region((reader,), self.index.trie.occurrences(char).endings, "")
-            for state in behind:
-                if state not in seen:
-                    seen.add(state)
-                    waiting.append(state)
+                        self._region((reader,), trie.occurrences(char).endings, "")
+            for states in certain:
+                if states not in seen:
+                    waiting.appendleft(states)
+            waiting.extend(states for states in chosen if states not in seen)
+            seen.update(certain, chosen)
         return strings
 
     def _warm_strings(self, strings: Iterable[tuple[Content, frozenset[str]]], deadline: float) -> None:
@@ -118,7 +123,7 @@ class Pushdown:
         while waiting and thread_time() < deadline:
             point = waiting.popleft()
             self.mask(point, b"")
-            following = [self._behind(state, below) for _, _, state, below in point.strings]
+            following = [self._behind(states, below) for _, _, states, below in point.strings]
             if not point.strings:
                 texts = [lexicon.texts[place] for place in sorted(set(self._texts(point.plain, lexicon)))]
                 longest = [a for a, b in zip(texts, [*texts[1:], ""]) if not b.startswith(a)]
@@ -134,19 +139,19 @@ class Pushdown:
 
     def step(self, point: Point, char: str) -> Point | None:
         """What follows a character."""
-        agenda = [(target, below) for reader, below in point.plain for target in reader.read(char)]
+        agenda = [(states, below) for reader, below in point.plain if (states := reader.read(char))]
         strings = []
-        for content, inner, state, below in point.strings:
+        for content, inner, after, below in point.strings:
             following = content.step(inner, char)
             if following is not None:
-                strings.append((content, following, state, below))
+                strings.append((content, following, after, below))
                 if content.may_end(following):
-                    agenda.append((state, below))
+                    agenda.append((after, below))
         return self._remember(point, char, agenda, strings)
 
     def take(self, point: Point, token: int) -> Point | None:
         """What follows a token that is no text."""
-        agenda = [(target, below) for reader, below in point.plain for target in reader.tokens.get(token, ())]
+        agenda = [(states, below) for reader, below in point.plain if (states := reader.tokens.get(token))]
         return self._remember(point, token, agenda, [])
 
     def _remember(self, point: Point, read: str | int, agenda: list[Entry], strings: list[String]) -> Point | None:
@@ -193,10 +198,10 @@ class Pushdown:
             seen.add(entry)
             if len(seen) > _MAX_CLOSURE:
                 raise InvariantError("a left-recursive grammar")
-            state, below = entry
-            spread = self._spread_of(state)
-            for reader in spread.readers:
-                plain[reader, below] = None
+            states, below = entry
+            spread = self._spread_of(states)
+            if spread.reader is not None:
+                plain[spread.reader, below] = None
             for start, after in spread.calls:
                 agenda.append((start, self._push(after, below)))
             for content, after in spread.strings:
@@ -211,54 +216,58 @@ class Pushdown:
                 elif below is self._hole:
                     leaves = True
                 else:
-                    agenda.append((below.state, below.below))
+                    agenda.append((below.states, below.below))
         return self._point(plain, inside, complete, leaves)
 
     def _point(
         self, plain: Collection[Plain], strings: Collection[String], complete: bool = False, leaves: bool = False
     ) -> Point:
         """The one point of these ways to go on."""
-        key = frozenset(plain), frozenset(strings), complete, leaves
+        entries, inside = tuple(plain), tuple(strings)
+        ways: Any = frozenset((*entries, *inside)) if len(entries) + len(inside) > 1 else entries or inside
+        key = ways, complete, leaves
         found = self._points.get(key)
         if found is None:
             if len(self._points) + len(self._regions) >= _MAX_POINTS:
                 self._forget()
-            found = self._points.setdefault(key, Point(tuple(plain), tuple(strings), complete, leaves))
+            found = self._points.setdefault(key, Point(entries, inside, complete, leaves))
         return found
 
-    def _spread_of(self, state: State) -> Spread:
-        return self._spreads.get(state) or self._spread(state)
+    def _spread_of(self, states: States) -> Spread:
+        return self._spreads.get(states) or self._spread(states)
 
-    def _spread(self, start: State) -> Spread:
-        spread, agenda, seen = Spread(), [start], {start}
+    def _spread(self, begin: States) -> Spread:
+        agenda, seen = list(begin), set(begin)
+        reading, calls, strings, ends = [], [], [], False
         while agenda:
             state = self._machine.ready(agenda.pop())
             near = list(state.silent)
             for rule, after in state.calls:
-                begin = self._machine.starts[rule]
+                start = self._machine.starts[rule]
                 if self._machine.ready(after).final:  # the last thing of its rule: nothing to come back to
-                    near.append(begin)
+                    near.append(start)
                 else:
-                    spread.calls.append((begin, after))
+                    calls.append((frozenset((start,)), frozenset((after,))))
             for target in near:
                 if target not in seen:
                     seen.add(target)
                     agenda.append(target)
             if state.chars or state.tokens:
-                spread.readers.append(self._reader(state))
-            spread.strings += [(self._content(node), after) for node, after in state.strings]
-            spread.ends |= state.final
-        return self._spreads.setdefault(start, spread)
+                reading.append(state)
+            strings += [(self._content(node), frozenset((after,))) for node, after in state.strings]
+            ends |= state.final
+        reader = self._reader(begin if len(reading) == len(begin) == len(seen) else frozenset(reading))
+        return self._spreads.setdefault(begin, Spread(reader, tuple(calls), tuple(strings), ends))
 
-    def _reader(self, state: State) -> Reader:
-        found = self._readers.get(state)
-        return self._readers.setdefault(state, Reader.of(state)) if found is None else found
+    def _reader(self, states: States) -> Reader | None:
+        found = self._readers.get(states)
+        return self._readers.setdefault(states, Reader.of(states)) if found is None and states else found
 
-    def _push(self, state: State, below: Return | None) -> Return:
+    def _push(self, states: States, below: Return | None) -> Return:
         """A stack with one return more."""
-        key = state, below
+        key = states, below
         found = self._returns.get(key)
-        return self._returns.setdefault(key, Return(state, below)) if found is None else found
+        return self._returns.setdefault(key, Return(states, below)) if found is None else found
 
     def _content(self, node: Auto | Counted) -> Content:
         found = self._contents.get(node)
@@ -274,17 +283,23 @@ class Pushdown:
         """Drop what is remembered. Points in use stay good; they learn anew."""
         points = list(self._points.values())
         self._points, self._returns, self._follow, self._regions = {}, {}, {}, {}
+        self._readers, self._spreads = {}, {}
         for point in points:
-            point.after, point.texts, point.endings, point.masks = {}, None, {}, {}
+            point.after, point.mask, point.within, point.texts, point.endings = {}, None, None, None, None
 
     # -- masks -------------------------------------------------------------------------------------------------
 
     def mask(self, point: Point, pending: bytes) -> Mask:
         """The legal tokens behind a point and the beginning of a character."""
-        found = point.masks.get(pending)
+        if not pending:
+            if point.mask is None:
+                point.mask = self._mask(point)
+            return point.mask
+        if point.within is None:
+            point.within = {}
+        found = point.within.get(pending)
         if found is None:
-            found = self._mask(point) if not pending else self._mask_within(point, pending)
-            point.masks[pending] = found
+            found = point.within[pending] = self._mask_within(point, pending)
         return found
 
     def _mask(self, point: Point) -> Mask:
@@ -295,8 +310,8 @@ class Pushdown:
         places: list[int] = []
         inside = []
         others = dict.fromkeys(point.plain)
-        for content, inner, state, below in point.strings:
-            behind = self._behind(state, below)
+        for content, inner, after, below in point.strings:
+            behind = self._behind(after, below)
             follow = first_chars(behind)
             inside.append((content, inner, follow))
             for char, past in content.inside(inner, follow).past.items():
@@ -305,7 +320,7 @@ class Pushdown:
                 places += at.place[past[legal]].tolist()
             if content.may_end(inner):
                 if behind.texts is None:
-                    behind.texts = self._texts(behind.plain, trie.lexicon)
+                    behind.texts = tuple(self._texts(behind.plain, trie.lexicon))
                 places += behind.texts
                 for entry in behind.plain:
                     others.pop(entry, None)
@@ -321,9 +336,9 @@ class Pushdown:
                 legal.append(token)
         return Mask.of([], legal)
 
-    def _behind(self, state: State, below: Return | None) -> Point:
+    def _behind(self, states: States, below: Return | None) -> Point:
         """What may follow a string, or a rule."""
-        key = state, below
+        key = states, below
         found = self._follow.get(key)
         if found is None:
             found = self._follow[key] = self._close([key], ())
@@ -331,6 +346,8 @@ class Pushdown:
 
     def _legal_endings(self, behind: Point, char: str) -> npt.NDArray[np.bool_]:
         """Which endings of tokens, from ``char`` on, can be read behind a string."""
+        if behind.endings is None:
+            behind.endings = {}
         found = behind.endings.get(char)
         if found is None:
             endings = self.index.trie.occurrences(char).endings
@@ -346,19 +363,20 @@ class Pushdown:
         seen = set(agenda)
         for entry, prefix in agenda:
             *reads, below = entry
-            region = self._region(tuple(reads), lexicon, prefix)
-            places += region.places
+            found, exits = self._region(tuple(reads), lexicon, prefix)
+            places += found
             if below is not None:
-                for text in region.exits:
-                    behind = self._behind(below.state, below.below)
-                    more = [(after, text) for after in (*behind.plain, *behind.strings) if (after, text) not in seen]
+                for text in exits:
+                    behind = self._behind(below.states, below.below)
+                    ways: tuple[Plain | String, ...] = (*behind.plain, *behind.strings)
+                    more = [(way, text) for way in ways if (way, text) not in seen]
                     seen.update(more)
                     agenda += more
         return places
 
     def _region(self, reads: tuple[Any, ...], lexicon: Lexicon, prefix: str) -> Region:
         """What an entry reads of the texts behind a prefix, whatever its stack."""
-        key = reads, lexicon, prefix
+        key = *reads, lexicon, prefix
         found = self._regions.get(key)
         if found is None:
             entry = (*reads, self._hole)
@@ -374,9 +392,9 @@ class Pushdown:
         if run is not None or last - first > FEW:
             last = lexicon.exact(prefix) if prefix or beyond_ascii(point) else first
             further = self._run(*run, lexicon, prefix) if run else self._branches(point, lexicon, prefix)
-            for region in further:
-                places += region.places
-                exits += region.exits
+            for found, left in further:
+                places += found
+                exits += left
         for place in range(first, last):
             text, at = lexicon.texts[place], point
             for end in range(len(prefix) + 1, len(text) + 1):
@@ -389,15 +407,19 @@ class Pushdown:
             else:
                 if place not in lexicon.tails or self.admits(at, lexicon.tails[place]):
                     places.append(place)
-        return Region(places, [text for text in dict.fromkeys(exits) if lexicon.goes_on(text)])
+        return tuple(places), tuple(text for text in dict.fromkeys(exits) if lexicon.goes_on(text))
 
     def _branches(self, point: Point, lexicon: Lexicon, prefix: str) -> Iterator[Region]:
         """By the next character."""
-        for char in self._readable(point, lexicon, prefix):
-            if lexicon.holds(prefix + char):
-                following = self.follow(point, char)
-                if following is not None:
-                    yield self._entered(following, lexicon, prefix + char)
+        chars, certain = self._readable(point, lexicon, prefix)
+        for char in chars:
+            first, last = lexicon.span(prefix + char)
+            if first == last:
+                continue
+            if certain and not lexicon.goes_on(prefix + char):
+                yield tuple(range(first, last)), ()
+            elif following := self.follow(point, char):
+                yield self._entered(following, lexicon, prefix + char)
 
     def _run(self, text: str, end: State, lexicon: Lexicon, prefix: str) -> Iterator[Region]:
         """Along a text that must come, and behind it."""
@@ -407,21 +429,21 @@ class Pushdown:
             if first == last:
                 return
             exact = range(first, lexicon.exact(read))
-            yield Region([p for p in exact if text[i].encode().startswith(lexicon.tails.get(p, b""))], [])
+            yield tuple(p for p in exact if text[i].encode().startswith(lexicon.tails.get(p, b""))), ()
         if lexicon.holds(prefix + text):
-            yield self._entered(self._behind(end, self._hole), lexicon, prefix + text)
+            yield self._entered(self._behind(frozenset((end,)), self._hole), lexicon, prefix + text)
 
     def _entered(self, point: Point, lexicon: Lexicon, prefix: str) -> Region:
-        region = self._explore(point, lexicon, prefix)
-        return Region(region.places, [prefix, *region.exits]) if point.leaves else region
+        places, exits = self._explore(point, lexicon, prefix)
+        return places, (prefix, *exits) if point.leaves else exits
 
-    def _readable(self, point: Point, lexicon: Lexicon, prefix: str) -> Iterable[str]:
-        """The characters behind a prefix that a point may read."""
+    def _readable(self, point: Point, lexicon: Lexicon, prefix: str) -> tuple[Iterable[str], bool]:
+        """The characters behind a prefix that a point may read; whether it does read each of them."""
         if point.strings:
-            return lexicon.nexts(prefix)
+            return lexicon.nexts(prefix), False
         if any(reader.wide for reader, _ in point.plain):
-            return [char for char in lexicon.nexts(prefix) if any(reader.read(char) for reader, _ in point.plain)]
-        return dict.fromkeys(char for reader, _ in point.plain for char in reader.single)
+            return [char for char in lexicon.nexts(prefix) if any(reader.read(char) for reader, _ in point.plain)], True
+        return dict.fromkeys(char for reader, _ in point.plain for char in reader.single), True
 
 
 class PointParser:

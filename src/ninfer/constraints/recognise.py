@@ -40,11 +40,11 @@ class State:
     is first reached, so that a grammar costs what is read of it. ``run``: the one text that can be read, up to a state.
     """
 
-    silent: list[State] = field(default_factory=list)
-    chars: list[tuple[Ranges, State]] = field(default_factory=list)
-    calls: list[tuple[str, State]] = field(default_factory=list)
-    tokens: list[tuple[Tok | NotTok, State]] = field(default_factory=list)
-    strings: list[tuple[Auto | Counted, State]] = field(default_factory=list)
+    silent: tuple[State, ...] = ()
+    chars: tuple[tuple[Ranges, State], ...] = ()
+    calls: tuple[tuple[str, State], ...] = ()
+    tokens: tuple[tuple[Tok | NotTok, State], ...] = ()
+    strings: tuple[tuple[Auto | Counted, State], ...] = ()
     lay: Callable[[State], None] | None = None
     run: tuple[str, State] | None = None
 
@@ -97,7 +97,7 @@ class Machine:
         if isinstance(node, Lit):
             _literals((node.text,), end, at)
         elif isinstance(node, Class):
-            at.chars.append((node.ranges, end))
+            at.chars += ((node.ranges, end),)
         elif isinstance(node, Seq):
             self._sequence(node.parts, end, at)
         elif isinstance(node, Alt):
@@ -108,19 +108,19 @@ class Machine:
                 if not isinstance(option, Lit):
                     self._add(option, at, end)
             if not node.options:
-                at.chars.append(((), end))
+                at.chars += (((), end),)
         elif isinstance(node, Rep):
             self._repeat(node, at, end)
         elif isinstance(node, Ref):
-            at.calls.append((node.rule, end))
+            at.calls += ((node.rule, end),)
         elif self._whole_strings and isinstance(node, Auto | Counted):
-            at.strings.append((node, end))
+            at.strings += ((node, end),)
         elif isinstance(node, Auto):
             self._automaton(node, at, end)
         elif isinstance(node, Counted):
             self._counted(node, at, end)
         else:
-            at.tokens.append((node, end))
+            at.tokens += ((node, end),)
 
     def _sequence(self, parts: tuple[Node, ...], end: State, at: State) -> None:
         if len(parts) > 1:
@@ -128,19 +128,19 @@ class Machine:
         elif parts:
             self._add(parts[0], at, end)
         else:
-            at.silent.append(end)
+            at.silent += (end,)
 
     def _repeat(self, node: Rep, at: State, end: State) -> None:
         def copy(done: int, at: State) -> None:
             """Lay what may follow ``done`` copies: the end, and one copy more."""
             if node.high is None and done == node.low:
                 hub = State()
-                at.silent.append(hub)
-                hub.silent.append(end)
+                at.silent += (hub,)
+                hub.silent += (end,)
                 self._add(node.item, hub, hub)
                 return
             if done >= node.low:
-                at.silent.append(end)
+                at.silent += (end,)
             if done != node.high:
                 self._add(node.item, at, State(lay=partial(copy, done + 1)))
 
@@ -149,19 +149,19 @@ class Machine:
     def _automaton(self, node: Auto, at: State, end: State) -> None:
         states = [State() for _ in node.dfa.trans]
         if not states:
-            at.chars.append(((), end))
+            at.chars += (((), end),)
             return
-        at.silent.append(states[0])
+        at.silent += (states[0],)
         for i, state in enumerate(states):
             if node.dfa.accept[i]:
-                state.silent.append(end)
+                state.silent += (end,)
             for target, ranges in node.dfa.edges(i):
                 if node.spelling == "raw":
-                    state.chars.append((ranges, states[target]))
+                    state.chars += ((ranges, states[target]),)
                 else:
                     _spelled(state, ranges, states[target])
             if state.final:
-                state.chars.append(((), end))
+                state.chars += (((), end),)
 
     def _counted(self, node: Counted, at: State, end: State) -> None:
         self._repeat(Rep(_ONE_CHARACTER, node.low, node.high), at, end)
@@ -175,9 +175,9 @@ def _spelled(at: State, ranges: Ranges, end: State) -> None:
     """Edges for one character of a set as a canonical JSON string writes it."""
     direct, tails = _written(ranges)
     if direct:
-        at.chars.append((direct, end))
+        at.chars += ((direct, end),)
     if tails:
-        at.chars.append((_only("\\"), State(lay=partial(_literals, tails, end))))
+        at.chars += ((_only("\\"), State(lay=partial(_literals, tails, end))),)
 
 
 @lru_cache(maxsize=256)
@@ -193,12 +193,12 @@ def _literals(texts: tuple[str, ...], end: State, at: State) -> None:
     for text in texts:
         by_first.setdefault(text[:1], []).append(text[1:])
     if "" in by_first:
-        at.silent.append(end)
+        at.silent += (end,)
         del by_first[""]
     for first, rests in by_first.items():
         run = (rests[0], end) if len(rests) == 1 else None
         after = State(lay=partial(_literals, tuple(rests), end), run=run) if any(rests) else end
-        at.chars.append((_only(first), after))
+        at.chars += ((_only(first), after),)
 
 
 class Run:

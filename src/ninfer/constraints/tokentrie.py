@@ -34,26 +34,27 @@ class TokenTrie:
         self.data = data
         self.size = len(data)
         self.words = (self.size + 31) // 32
-        self.texts: list[str | None] = [None] * self.size
+        texts: list[str | None] = [None] * self.size
         self.tails: dict[int, bytes] = {}
         stray = []
         for token in np.flatnonzero(is_text).tolist():
             try:
-                self.texts[token] = data[token].decode()
+                texts[token] = data[token].decode()
             except UnicodeDecodeError:
                 text, tail = split_text(data[token])
                 if code_range(tail) is not None:
-                    self.texts[token], self.tails[token] = text, tail
+                    texts[token], self.tails[token] = text, tail
                 elif 0x80 <= data[token][0] < 0xC0:
                     stray.append(token)
         self.stray = frozenset(stray)
-        known = [token for token, text in enumerate(self.texts) if text is not None]
-        known.sort(key=self.texts.__getitem__)  # type: ignore[arg-type]
-        texts = [self.texts[token] or "" for token in known]
-        codes = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32).astype(np.int32)
-        lengths = np.fromiter(map(len, texts), np.int32, len(texts))
+        self.texts = tuple(texts)
+        known = [token for token, text in enumerate(texts) if text is not None]
+        known.sort(key=texts.__getitem__)  # type: ignore[arg-type]
+        ordered = tuple(texts[token] or "" for token in known)
+        codes = np.frombuffer("".join(ordered).encode("utf-32-le"), np.uint32).astype(np.int32)
+        lengths = np.fromiter(map(len, ordered), np.int32, len(ordered))
         self.ids = np.array(known, np.int32)
-        self.lexicon = Lexicon(texts, {p: self.tails[token] for p, token in enumerate(known) if token in self.tails})
+        self.lexicon = Lexicon(ordered, {p: self.tails[token] for p, token in enumerate(known) if token in self.tails})
         self.alphabet = np.union1d(codes, np.arange(128, dtype=np.int32))
         self.ends = np.zeros(len(known), np.int32)
         self._grow(lengths, np.searchsorted(self.alphabet, codes).astype(np.int32))
@@ -107,7 +108,7 @@ class TokenTrie:
             node = int(begin + np.searchsorted(self.char[begin:end], code))
         return node
 
-    def depth(self, nodes: Ints) -> Ints:
+    def depth(self, nodes: npt.NDArray[np.signedinteger]) -> Ints:
         """How many characters lead to each node."""
         return (np.searchsorted(self.levels, nodes, side="right") - 1).astype(np.int32)
 
