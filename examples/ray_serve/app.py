@@ -2,8 +2,8 @@
 
     serve run app:build artifact=/models/model.ninfer replicas=2
 
-Clients send a session's name in the header ``x-session-id``; consistent hashing takes it to the same replica for as long
-as there is one. Everything else is the HTTP server that ``ninfer serve`` runs, once a replica.
+Clients send a session's name in the header ``x-session-id``; consistent hashing takes it to the same replica for as
+long as there is one. Everything else is the HTTP server that ``ninfer serve`` runs, once a replica.
 """
 
 from __future__ import annotations
