@@ -21,6 +21,7 @@ from ninfer.gateway.http import chat_completions, messages, playground, response
 from ninfer.gateway.http.access import check_key
 from ninfer.gateway.http.errors import ApiError, anthropic_error, anthropic_status, openai_error
 from ninfer.gateway.http.exchange import Endpoint, Protocol
+from ninfer.gateway.http.openapi import document
 from ninfer.gateway.http.options import ServerOptions
 from ninfer.gateway.http.service import Service
 
@@ -60,6 +61,7 @@ def create_app(engine: Engine, options: ServerOptions | None = None, **overrides
 
 def _routes(service: Service) -> list[BaseRoute]:
     started, model = int(time.time()), service.served.model
+    description = document(model)
 
     async def health(_: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -70,6 +72,9 @@ def _routes(service: Service) -> list[BaseRoute]:
     async def metrics(request: Request) -> Response:
         check_key(request.scope, service.options.api_keys)
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    async def openapi(_: Request) -> Response:
+        return JSONResponse(description)
 
     def described(request: Request) -> dict[str, Any]:
         if "anthropic-version" in request.headers:
@@ -99,6 +104,7 @@ def _routes(service: Service) -> list[BaseRoute]:
         Route("/ready", ready),
         Route("/metrics", metrics),
         *(playground.routes(service) if service.options.playground else ()),
+        Route("/openapi.json", openapi),
     ]
 
 

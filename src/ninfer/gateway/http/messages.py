@@ -189,6 +189,7 @@ def read(body: Mapping[str, Any], served: Served, paths: Paths) -> Call:
     asked = FIELDS.read(body, "")
     check_model(asked["model"], served)
     paths.update({"prompt": "messages", "stop": "stop_sequences", "thinking_budget": "thinking.budget_tokens"})
+    paths["tool_choice.allowed_names"] = "tool_choice.name"
     output, thinking = asked.get("output_config", {}), asked.get("thinking", {})
     budget = thinking.get("budget_tokens")
     if "effort" in output:
@@ -206,7 +207,7 @@ def read(body: Mapping[str, Any], served: Served, paths: Paths) -> Call:
             stop=tuple(asked.get("stop_sequences", ())),
             thinking_budget=budget,
             constraint=constraint,
-            tool_choice=_tool_choice(asked.get("tool_choice", {"type": "auto"})),
+            tool_choice=_tool_choice(asked),
         ),
         stream=asked.get("stream", False),
         encoder=MessagesEncoder(served, show_thinking=thinking.get("display") != "omitted"),
@@ -217,7 +218,6 @@ def read_count(body: Mapping[str, Any], served: Served, paths: Paths) -> Chat:
     """A body whose tokens are to be counted. What says nothing about the prompt is checked and has no effect."""
     asked = COUNT_FIELDS.read(body, "")
     check_model(asked["model"], served)
-    _tool_choice(asked.get("tool_choice", {"type": "auto"}))
     return _chat(asked, paths)
 
 
@@ -307,7 +307,8 @@ def _tool(tool: Mapping[str, Any], index: int, paths: Paths) -> Tool:
     return tool_of(tool, "input_schema", f"tools[{index}]", marker="cache_control" in tool)
 
 
-def _tool_choice(choice: Mapping[str, Any]) -> ToolChoice:
+def _tool_choice(asked: Mapping[str, Any]) -> ToolChoice:
+    choice = asked.get("tool_choice", {"type": "auto"})
     mode = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}[choice["type"]]
     names = (choice["name"],) if choice["type"] == "tool" else None
     return ToolChoice(mode=mode, allowed_names=names, parallel=not choice.get("disable_parallel_tool_use", False))

@@ -39,8 +39,8 @@ class MessagesEncoder:
             return self._delta(event)
         if isinstance(event, GenerationStart):
             usage = _usage(Usage(event.prompt_tokens, event.cached_tokens))
-            message: dict[str, Any] = {**self.head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
-            return _event("message_start", message=message)
+            nothing: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
+            return _event("message_start", message={**self.head, **nothing, "usage": usage})
         if isinstance(event, ToolCallEvent):
             return self._called(event.call)
         ending = _event("message_delta", delta=_ending(event), usage=_usage(event.usage))

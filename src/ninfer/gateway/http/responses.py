@@ -27,6 +27,7 @@ from ninfer.gateway.http.shapes import (
     refused,
 )
 from ninfer.gateway.http.translate import (
+    CACHE_BREAKPOINT,
     EFFORTS,
     EXTENSIONS,
     MAX_TOKENS,
@@ -45,12 +46,7 @@ from ninfer.options import RequestOptions, ToolChoice
 
 # -- fields --------------------------------------------------------------------------------------------------
 
-_BREAKPOINT = field(
-    "prompt_cache_breakpoint",
-    Record((fixed("mode", "a marker", "explicit"), fixed("ttl", "the engine keeps what it has room for", "30m"))),
-    "the prompt may be reused up to the end of this part",
-)
-_INPUT_TEXT = Record((field("text", Text(), "the text", required=True), _BREAKPOINT))
+_INPUT_TEXT = Record((field("text", Text(), "the text", required=True), CACHE_BREAKPOINT))
 _INPUT = Either(text=Text(), array=Many(Tagged("type", {"input_text": _INPUT_TEXT}), 1))
 _OUTPUT_TEXT = Record(
     (
