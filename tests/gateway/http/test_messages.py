@@ -185,12 +185,12 @@ def test_cache_markers_reach_the_prompt(server, model):
 
 class Cat(BaseModel):
     kind: Literal["cat"]
-    lives: int = Field(ge=1, le=9)
+    asleep: bool
 
 
 class Dog(BaseModel):
     kind: Literal["dog"]
-    legs: int = Field(ge=1, le=4)
+    size: Literal["small", "large"]
 
 
 class Pet(BaseModel):
