@@ -303,8 +303,8 @@ class Program:
             units.forward(frame, B) if kind == "decode" else units.recall(frame, B)
             if masks is not None and constrained:
                 dead.update(row for row in constrained if masks.fill(row, (), units.masks[row]).dead & 1)
-                units.upload_masks(B)
-            units.finish(frame, B, any(r.request.sampling.logprobs >= 0 for r in records))
+            scores = any(r.request.sampling.logprobs >= 0 for r in records)
+            units.finish(frame, B, scores, masked=bool(constrained))
         self._pending = Pending(records, dead=frozenset(dead))
         return PendingBatch(kind, tuple(sequences), self._pending)
 

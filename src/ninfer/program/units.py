@@ -53,6 +53,7 @@ class Units:
             self._forward = [capture(partial(self._submit_forward, B)) for B in sizes]
             self._recall = [capture(partial(self._submit_recall, B)) for B in sizes]
             self._finish = [capture(partial(self._submit_finish, B)) for B in sizes]
+            self._masked_finish = [capture(partial(self._submit_masked_finish, B)) for B in sizes]
             self._graphs = graphs.pop_all()
 
     # -- host frames ---------------------------------------------------------------------------------------------
@@ -84,13 +85,13 @@ class Units:
         self._upload(frame)
         self._launch(self._recall[B - 1])
 
-    def upload_masks(self, B: int) -> None:
-        self.device.upload(self.memory.masks.slice(0, B), self.masks[:B])
-        self._count("upload", self.masks[:B].nbytes)
-
-    def finish(self, frame: InputFrame, B: int, scores: bool) -> None:
-        """Sample, and bring the results down."""
-        self._launch(self._finish[B - 1])
+    def finish(self, frame: InputFrame, B: int, scores: bool, *, masked: bool) -> None:
+        """Send the masks, if some row has one; sample, and bring the results down."""
+        if masked:
+            self._launch(self._masked_finish[B - 1])
+            self._count("upload", B * self.masks.itemsize * self.masks.shape[1])
+        else:
+            self._launch(self._finish[B - 1])
         source = self._scored if scores else self._brief
         self.device.download(self._output.bytes[: source.nbytes], source)
         self._count("download", source.nbytes)
@@ -156,6 +157,10 @@ class Units:
             m.output.sample_out(B), m.logits.slice(0, B), m.masks.slice(0, B), m.counts, m.input.sample_rows(B),
             m.scratch,
         )  # fmt: skip
+
+    def _submit_masked_finish(self, B: int) -> None:
+        self.device.upload(self.memory.masks.slice(0, B), self.masks[:B])
+        self._submit_finish(B)
 
     def _store_hidden(self) -> None:
         m, hidden = self.memory, self.memory.hidden.slice(0, 1)
