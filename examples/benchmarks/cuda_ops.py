@@ -45,7 +45,7 @@ class Bench:
     def __init__(self, device: CudaDevice, only: str) -> None:
         self.device, self.ops, self.only = device, device.ops, only
         self.rng = np.random.default_rng(0)
-        self.events = [driver.call("cuEventCreate", 0) for _ in range(2)]
+        self.events = [driver.call("eventCreate") for _ in range(2)]
         self.results: list[dict[str, Any]] = []
         self.bandwidth = 0.0
         self._noise = self.rng.integers(0, 256, 32 << 20, dtype=np.uint8)
@@ -119,11 +119,11 @@ class Bench:
                 graph.launch()
             times = []
             for _ in range(7):
-                driver.call("cuEventRecord", self.events[0], self.device.stream)
+                driver.call("eventRecord", self.events[0], self.device.stream)
                 graph.launch()
-                driver.call("cuEventRecord", self.events[1], self.device.stream)
-                driver.call("cuEventSynchronize", self.events[1])
-                elapsed = driver.call("cuEventElapsedTime", *self.events)
+                driver.call("eventRecord", self.events[1], self.device.stream)
+                driver.call("eventSynchronize", self.events[1])
+                elapsed = driver.call("eventElapsedTime", *self.events)
                 times.append(float(elapsed) / len(works))
             graph.close()
             time = sorted(times)[len(times) // 2] * 1e-3

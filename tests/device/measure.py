@@ -53,19 +53,19 @@ class Clock:
 
         self.device, self._call = device, driver.call
         device.enter()
-        self._events = [driver.call("cuEventCreate", 0) for _ in range(2)]
+        self._events = [driver.call("eventCreate") for _ in range(2)]
 
     def seconds(self, work: Callable[[], None], repeat: int = 20, rounds: int = 5) -> float:
         """Median over ``rounds`` of the mean of ``repeat`` submissions."""
         work()
         times = []
         for _ in range(rounds):
-            self._call("cuEventRecord", self._events[0], self.device.stream)
+            self._call("eventRecord", self._events[0], self.device.stream)
             for _ in range(repeat):
                 work()
-            self._call("cuEventRecord", self._events[1], self.device.stream)
-            self._call("cuEventSynchronize", self._events[1])
-            times.append(1e-3 * self._call("cuEventElapsedTime", *self._events) / repeat)
+            self._call("eventRecord", self._events[1], self.device.stream)
+            self._call("eventSynchronize", self._events[1])
+            times.append(1e-3 * self._call("eventElapsedTime", *self._events) / repeat)
         return median(times)
 
 
