@@ -109,6 +109,17 @@ def test_a_decode_round_is_two_graphs_one_copy_each_way_and_no_allocation(machin
     assert {kind: count for kind, count in machine.live.items() if count} == {}
 
 
+def test_a_prefill_chunk_is_one_graph(machine: FakeDriver) -> None:
+    with open_engine(prefill_chunk=40) as engine:
+        generate(engine, 2)
+        for prompt, chunks in ((1, 1), (16, 1), (17, 1), (40, 1), (41, 2), (100, 3)):
+            machine.calls.clear()
+            engine.generate(ninfer.TokenPrompt([1] * prompt), max_tokens=1, sampling=GREEDY)
+            assert machine.calls["graphLaunch"] == chunks + 2, "and two for the first token"
+            assert machine.calls["memcpyAsync", 1] == chunks + 1
+            assert machine.calls["cuLaunchKernelEx"] == 0
+
+
 @pytest.mark.parametrize("name", ["graphLaunch", "eventSynchronize", "memcpyAsync"])
 def test_a_fault_fails_the_engine_and_the_next_one_opens(machine: FakeDriver, name: str) -> None:
     engine = open_engine()

@@ -132,7 +132,7 @@ class Program:
         if not 1 <= chunk <= self.shape.chunk or record.phase is not Phase.PREFILL or begin == end:
             raise InvariantError(f"{sequence}: no prefill unit of {chunk} tokens (1..{self.shape.chunk}) at {begin}")
         positions = record.request.identity.positions[:, begin:end]
-        frame = self._wide_frame(record, record.ledger[begin:end], positions)
+        frame = self._wide_frame(record, record.ledger[begin:end], positions, self._units.columns(end - begin))
         with self._launching((record,)):
             self._units.prefill(frame, end - begin)
         self._advance(record, end)
@@ -169,7 +169,7 @@ class Program:
         columns = [*anchor, *tokens[:-1]]
         if columns:
             indices = record.request.identity.rope_delta + record.frontier + np.arange(len(columns), dtype=np.int32)
-            frame = self._wide_frame(record, columns, np.broadcast_to(indices, (3, len(columns))))
+            frame = self._wide_frame(record, columns, np.broadcast_to(indices, (3, len(columns))), len(columns))
             with self._launching((record,)):
                 self._units.control(frame, len(columns))
         self._pending = Pending((record,), len(columns))
@@ -272,11 +272,15 @@ class Program:
         record.frontier = frontier
 
     def _wide_frame(
-        self, record: SequenceRecord, tokens: Sequence[int] | npt.NDArray[np.int32], positions: npt.NDArray[np.int32]
+        self,
+        record: SequenceRecord,
+        tokens: Sequence[int] | npt.NDArray[np.int32],
+        positions: npt.NDArray[np.int32],
+        columns: int,
     ) -> InputFrame:
         self._map(record, len(tokens))
         frame = self._units.frame()
-        fill_wide(frame, record, tokens, positions)
+        fill_wide(frame, record, tokens, positions, columns)
         return frame
 
     def _sample(
