@@ -153,11 +153,10 @@ class CudaDevice:
         return memory.view(HOST_DTYPES[dtype]).reshape(shape)
 
     def weights(self, data: npt.NDArray[np.uint8]) -> CudaBuffer:
-        self.enter()
-        buffer = self._residency.add(data)
-        self._loaded.record()
-        self._loaded.hold(self.stream)
-        return buffer
+        return self._resident(lambda: self._residency.add(data))
+
+    def duplicate(self, weights: Buffer) -> CudaBuffer:
+        return self._resident(lambda: self._residency.copy(cast(CudaBuffer, weights)))
 
     def table(self, words: Sequence[int]) -> CudaBuffer:
         """Addresses and other 64-bit words as i64 [n], resident as long as the device. Also while work is recorded."""
@@ -166,6 +165,14 @@ class CudaDevice:
         buffer = self._residency.add(data.view(np.uint8))
         driver.call("streamSynchronize", self._residency.stream)
         return CudaBuffer(buffer.ptr, data.shape, "i64")
+
+    def _resident(self, load: Callable[[], CudaBuffer]) -> CudaBuffer:
+        """What ``load`` gives, for work that is submitted from now on."""
+        self.enter()
+        buffer = load()
+        self._loaded.record()
+        self._loaded.hold(self.stream)
+        return buffer
 
     # -- copies
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ninfer._cuda import driver
 from ninfer._cuda.buffers import CudaBuffer
-from ninfer._cuda.streams import NON_BLOCKING, TO_DEVICE, CudaEvent
+from ninfer._cuda.streams import NON_BLOCKING, ON_DEVICE, TO_DEVICE, CudaEvent
 from ninfer.errors import InvariantError
 
 SLAB = 64 << 20
@@ -50,6 +50,12 @@ class Residency:
         for begin in range(0, data.nbytes, CHUNK):
             self._send(ptr + begin, data[begin : begin + CHUNK])
         return CudaBuffer(ptr, (data.nbytes,), "u8")
+
+    def copy(self, source: CudaBuffer) -> CudaBuffer:
+        """Bytes that are resident, a second time. Raises OutOfDeviceMemory."""
+        ptr = self._place(source.nbytes)
+        driver.call("memcpyAsync", ptr, source.ptr, source.nbytes, ON_DEVICE, self.stream)
+        return CudaBuffer(ptr, source.shape, source.dtype)
 
     def close(self) -> None:
         """End the threads and the stream. The memory is the device's."""
