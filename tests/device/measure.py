@@ -45,28 +45,10 @@ def opened() -> Iterator[Any]:
         device.close()
 
 
-class Clock:
-    """Times work on a device's stream by events."""
-
-    def __init__(self, device: Any) -> None:
-        from ninfer._cuda import driver
-
-        self.device, self._call = device, driver.call
-        device.enter()
-        self._events = [driver.call("eventCreate") for _ in range(2)]
-
-    def seconds(self, work: Callable[[], None], repeat: int = 20, rounds: int = 5) -> float:
-        """Median over ``rounds`` of the mean of ``repeat`` submissions."""
-        work()
-        times = []
-        for _ in range(rounds):
-            self._call("eventRecord", self._events[0], self.device.stream)
-            for _ in range(repeat):
-                work()
-            self._call("eventRecord", self._events[1], self.device.stream)
-            self._call("eventSynchronize", self._events[1])
-            times.append(1e-3 * self._call("eventElapsedTime", *self._events) / repeat)
-        return median(times)
+def seconds(device: Any, work: Callable[[], object], repeat: int = 20, rounds: int = 5) -> float:
+    """Median over ``rounds`` of the mean of ``repeat`` submissions."""
+    work()
+    return median(device.seconds(lambda: [work() for _ in range(repeat)]) / repeat for _ in range(rounds))
 
 
 def start(out: Path) -> Rows:
@@ -127,7 +109,7 @@ def sampler(out: Path) -> Rows:
     ]  # fmt: skip
     rng = np.random.default_rng(0)
     with opened() as device:
-        lab, clock = Lab(device), Clock(device)
+        lab = Lab(device)
         for B, W in ((1, 1), (8, 1), (8, 8), (8, 16)):
             logits = lab.put(rng.normal(0, 2, (B * W, V)))
             masks = lab.put(rng.integers(0, 2**32, (B, W, V // 32)), "u32")
@@ -151,18 +133,21 @@ def sampler(out: Path) -> Rows:
                 if W > 1:
                     work = partial(lab.ops.accept, outputs, accepted, *shared, drafts, scratch)
                 graph = device.capture(work)
-                seconds = clock.seconds(graph.launch, 5, 3)
-                rows.append((f"sampler, {B} x {W}, {name}", f"{1e6 * seconds:.1f} us"))
+                spent = seconds(device, graph.launch, 5, 3)
+                rows.append((f"sampler, {B} x {W}, {name}", f"{1e6 * spent:.1f} us"))
                 graph.close()
     return rows
 
 
 def ops(out: Path) -> Rows:
     """Seconds of every Op at the sizes of real models."""
-    import measure_ops
+    from ninfer._cuda.bench import Bench
 
     with opened() as device:
-        return measure_ops.main(device)
+        return [
+            (row["case"], f"{row['us']:.1f} us, {row['GB/s']:.0f} GB/s, {row['ratio']:.2f} of reads")
+            for row in Bench(device, ()).measure()
+        ]
 
 
 def pytest(out: Path, *paths: Path) -> Rows:

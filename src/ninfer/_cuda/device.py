@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, cast
@@ -84,6 +85,8 @@ class CudaDevice:
         self.arch = compiler.architecture(self.capability)
         self.multiprocessors: int = facts["multiProcessorCount"]
         self.shared_limit: int = facts["sharedMemPerBlockOptin"]
+        self.asked: Counter[str] = Counter()
+        """How often each kernel was asked for, by module and symbol."""
         self._index = index
         self._allocations: set[int] = set()
         self._pinned: list[int] = []
@@ -121,22 +124,28 @@ class CudaDevice:
         """Bytes a second of a large read, the best of several."""
         blocks, threads = 16 * self.multiprocessors, 256
         words = min(512 << 20, self.memory().free // 2) // 8 // (4 * blocks * threads) * (4 * blocks * threads)
-        begin, end = (driver.call("eventCreate") for _ in range(2))
         arena = self.arena(8 * words + 8 * blocks * threads)
         try:
             data, out = CudaBuffer(arena.ptr, (words,), "u64"), arena.ptr + 8 * words
-            best = math.inf
-            for _ in range(8):
-                driver.call("eventRecord", begin, self.stream)
-                self.launch(self.function("sweep", "sweep"), blocks, threads, out, data, words)
-                driver.call("eventRecord", end, self.stream)
-                driver.call("eventSynchronize", end)
-                best = min(best, driver.call("eventElapsedTime", begin, end))
-            return data.nbytes / (1e-3 * best)
+            sweep = self.function("sweep", "sweep")
+            best = min(self.seconds(lambda: self.launch(sweep, blocks, threads, out, data, words)) for _ in range(8))
+            return data.nbytes / best
         finally:
             arena.close()
-            for event in (begin, end):
-                driver.call("eventDestroy", event)
+
+    def seconds(self, work: Callable[[], object]) -> float:
+        """Seconds that the device spends on what ``work`` submits; waits for it."""
+        self.enter()
+        marks = [driver.call("eventCreate") for _ in range(2)]
+        try:
+            driver.call("eventRecord", marks[0], self.stream)
+            work()
+            driver.call("eventRecord", marks[1], self.stream)
+            driver.call("eventSynchronize", marks[1])
+            return 1e-3 * float(driver.call("eventElapsedTime", *marks))
+        finally:
+            for mark in marks:
+                driver.call("eventDestroy", mark)
 
     def arena(self, nbytes: int) -> CudaArena:
         ptr = self.allocate(nbytes)
@@ -229,6 +238,7 @@ class CudaDevice:
     def function(self, module: str, symbol: str, shared: int = 0) -> Any:
         """A kernel of ``kernels/<module>.cu`` or of a Numba module, for ``launch``; see ``launch.Module``."""
         self.enter()
+        self.asked[f"{module}.{symbol}"] += 1
         return self._modules[module].function(symbol, shared)
 
     def launch(

@@ -28,7 +28,8 @@ def synthetic_source(
     """A source that makes its weights when they are viewed; the same arguments give the same bytes.
 
     geometry: a name of ``GEOMETRIES`` or a text component config. recipe: a name of ``RECIPES``. components: "text"
-    and optionally "mtp". alike: layers of one shape hold the same weights. Its tokenizer has the family's control tokens, single bytes and made-up words. Raises
+    and optionally "mtp". alike: layers of one shape hold the same weights. Its tokenizer has the family's control
+    tokens, single bytes and made-up words. Raises
     InvalidRequest for an unknown name or a vocabulary too small for the tokenizer, ArtifactError for a bad config.
     """
     for field, value, known in (("geometry", geometry, GEOMETRIES), ("recipe", recipe, RECIPES)):
