@@ -59,6 +59,7 @@ class Engine:
                     chosen.max_concurrency,
                     instance.prefill_chunk,
                     chosen.concurrent_prefill,
+                    chosen.spec.window,
                     overlap=instance.overlap,
                 ),
                 max_outstanding=chosen.max_outstanding,

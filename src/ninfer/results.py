@@ -95,12 +95,20 @@ class Timings:
 
 @attrs.frozen
 class SpeculationStats:
-    """Draft counters of one request."""
+    """Drafts of one request: rounds that verified any, drafts verified, drafts kept, and those kept by their place in a
+    round."""
 
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
     accepted_per_position: tuple[int, ...] = ()
+
+    def after(self, drafted: int, accepted: int) -> SpeculationStats:
+        """With one round more."""
+        places = max(drafted, len(self.accepted_per_position))
+        kept = [*self.accepted_per_position, *[0] * (places - len(self.accepted_per_position))]
+        kept[:accepted] = [n + 1 for n in kept[:accepted]]
+        return SpeculationStats(self.rounds + 1, self.drafted + drafted, self.accepted + accepted, tuple(kept))
 
 
 @attrs.frozen(kw_only=True)

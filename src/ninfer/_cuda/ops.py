@@ -102,7 +102,15 @@ class CudaOps:
     def final_norm(
         self, out: CudaBuffer, x: CudaBuffer, norm: CudaBuffer, index: CudaBuffer | None, eps: float
     ) -> None:
-        self._launch("rows", "final_norm", out.shape[0], 256, pack(out, x, norm, index, eps, out.shape[1]))
+        features = out.shape[1]
+        self._launch("rows", "final_norm", out.shape[0], 256, pack(out, x, norm, index, eps, features, 0, features))
+
+    def norm_pair(
+        self, out: CudaBuffer, a: CudaBuffer, b: CudaBuffer, norm_a: CudaBuffer, norm_b: CudaBuffer, eps: float
+    ) -> None:
+        tokens, H = a.shape
+        for x, norm, first in ((a, norm_a, 0), (b, norm_b, H)):
+            self._launch("rows", "final_norm", tokens, 256, pack(out, x, norm, None, eps, H, first, 2 * H))
 
     def head(self, logits: CudaBuffer, hidden: CudaBuffer, weight: CudaMatrix) -> None:
         self._products(STORE_F32, (logits,), hidden, None, (weight,))
@@ -260,6 +268,14 @@ class CudaOps:
 
     def count(self, counts: CudaBuffer, lanes: CudaBuffer, tokens: CudaBuffer, width: CudaBuffer) -> None:
         self._sampler.count(counts, lanes, tokens, width)
+
+    def draft_rows(
+        self, index: CudaBuffer, start: CudaBuffer, width: CudaBuffer, positions: CudaBuffer, accepted: CudaBuffer,
+        rows: Rows, limit: int,
+    ) -> None:  # fmt: skip
+        out = (index, start, width, positions)
+        words = pack(*out, accepted, rows.start, rows.positions, rows.B, rows.W, start.shape[0], limit)
+        self._launch("rows", "draft_rows", -(-rows.B // 32), 32, words)
 
     def scatter(self, dst: CudaBuffer, src: CudaBuffer, index: CudaBuffer) -> None:
         self._move("scatter", dst, src, index)

@@ -40,12 +40,13 @@ def open_program(device: Device, model: TextModel, shape: Shape, kv: ExplicitKV 
 
     try:
         profile, report = resolve_capacity(
-            kv or automatic_kv(device), S=shape.context, C=shape.rows, Q=0, layout_bytes=total, free_bytes=free
-        )
+            kv or automatic_kv(device), S=shape.context, C=shape.rows, Q=0, K=shape.window, layout_bytes=total,
+            free_bytes=free,
+        )  # fmt: skip
     except OutOfDeviceMemory as error:
         plan = measure(device, model, shape, max(pages(shape.context), shape.rows))
         raise OutOfDeviceMemory(f"{error}: {_table(plan)}", plan=plan, free=error.free) from None
-    layouts = build_pool_layouts(model.kv_geometry, shape.codec)
+    layouts = build_pool_layouts(model.kv_geometries, shape.codec)
     arena = device.arena(report.planned_bytes)
     try:
         scope = ArenaScope(arena)
@@ -66,7 +67,7 @@ def open_program(device: Device, model: TextModel, shape: Shape, kv: ExplicitKV 
         report,
         Transactions(profile, stores, StateStore(shape.rows)),
         units,
-        Traffic(model, layouts, shape.rows, state_bytes),
+        Traffic(model, layouts, shape, state_bytes),
     )
 
 

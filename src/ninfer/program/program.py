@@ -38,12 +38,15 @@ from ninfer.program.filling import (
     FIRST_TOKEN,
     ORDINARY_DECODE,
     fill_decode,
+    fill_drafts,
     fill_fold,
+    fill_joined,
     fill_recall,
     fill_sampling,
     fill_wide,
 )
 from ninfer.program.frame import InputFrame
+from ninfer.program.layout import PoolKind
 from ninfer.program.licensing import unit_touch
 from ninfer.program.memory import Shape
 from ninfer.program.sequence import Phase, SequenceRecord, prefill_end
@@ -132,7 +135,8 @@ class Program:
         if not 1 <= chunk <= self.shape.chunk or record.phase is not Phase.PREFILL or begin == end:
             raise InvariantError(f"{sequence}: no prefill unit of {chunk} tokens (1..{self.shape.chunk}) at {begin}")
         positions = record.request.identity.positions[:, begin:end]
-        frame = self._wide_frame(record, record.ledger[begin:end], positions, self._units.columns(end - begin))
+        known = record.ledger[begin : min(end + 1, record.prompt)]
+        frame = self._wide_frame(record, known, positions, self._units.columns(end - begin))
         with self._launching((record,)):
             self._units.prefill(frame, end - begin)
         self._advance(record, end)
@@ -143,18 +147,21 @@ class Program:
         for sequence, record in zip(sequences, records):
             if record.phase is not Phase.PREFILL or record.frontier != record.prompt:
                 raise InvariantError(f"{sequence} is not at the end of its prompt")
-        return self._sample("prefill", sequences, records, masks)
+        return self._sample("prefill", sequences, records, ((),) * len(records), masks)
 
     def decode(
         self, sequences: Sequence[SequenceHandle], licences: Sequence[UnitLicense], masks: MaskProvider | None
     ) -> PendingBatch:
         records = self._enter(sequences)
-        if len(licences) != len(records) or any(licence.drafts for licence in licences):
-            raise InvariantError("a decode round needs one licence per row, without drafts")
-        for sequence, record in zip(sequences, records):
+        if len(licences) != len(records):
+            raise InvariantError("a decode round needs one licence per row")
+        for sequence, record, licence in zip(sequences, records, licences):
             if record.phase is not Phase.DECODE or record.room < 1:
                 raise InvariantError(f"{sequence} has no anchor to execute or no output left to decide")
-        return self._sample("decode", sequences, records, masks)
+            if not 0 <= licence.drafts < max(record.room, 1) or licence.drafts > self.shape.window:
+                raise InvariantError(f"{sequence}: {licence} exceeds its output or a round of {self.shape.window}")
+        drafts = tuple([record.drafts[: licence.drafts] for record, licence in zip(records, licences)])
+        return self._sample("decode", sequences, records, drafts, masks)
 
     def control(self, sequence: SequenceHandle, tokens: Sequence[int]) -> PendingBatch:
         """At most ``shape.control`` tokens. They may also follow a prompt directly, before anything was sampled."""
@@ -166,13 +173,19 @@ class Program:
         if not all(0 <= token < self.shape.vocabulary for token in tokens):
             raise InvariantError(f"forced tokens {tokens} leave the vocabulary of {self.shape.vocabulary}")
         anchor = record.ledger[record.frontier : record.length].tolist()
-        columns = [*anchor, *tokens[:-1]]
-        if columns:
-            indices = record.request.identity.rope_delta + record.frontier + np.arange(len(columns), dtype=np.int32)
-            frame = self._wide_frame(record, columns, np.broadcast_to(indices, (3, len(columns))), len(columns))
+        columns = len(anchor) + len(tokens) - 1
+        if self.shape.window and not anchor:
+            self._map(record, 0)
+            frame = self._units.frame()
+            fill_joined(frame.rows(1), record, tokens[0])
             with self._launching((record,)):
-                self._units.control(frame, len(columns))
-        self._pending = Pending((record,), len(columns))
+                self._units.join(frame)
+        if columns:
+            indices = record.request.identity.rope_delta + record.frontier + np.arange(columns, dtype=np.int32)
+            frame = self._wide_frame(record, [*anchor, *tokens], np.broadcast_to(indices, (3, columns)), columns)
+            with self._launching((record,)):
+                self._units.control(frame, columns)
+        self._pending = Pending((record,), columns)
         batch = PendingBatch("control", (sequence,), self._pending)
         batch.produce((ProducedRow(sequence, tuple(tokens)),))
         return batch
@@ -192,12 +205,13 @@ class Program:
         check_decisions(batch.rows, decisions)
         batch.consume()
         self._pending = None
-        for record, row, decision in zip(pending.records, batch.rows, decisions):
+        if pending.columns:
+            self._fold(pending, [decision.accepted for decision in decisions])
+        for i, (record, row, decision) in enumerate(zip(pending.records, batch.rows, decisions)):
+            record.drafts = pending.following[i] if pending.following else ()
             if decision.accepted:
                 record.boundaries += [record.length + offset for offset in decision.boundaries]
                 record.append(row.tokens[: decision.accepted])
-                if pending.columns:
-                    self._fold(record, pending.columns)
                 self._advance(record, record.length - 1)
                 record.phase = Phase.DECODE
             if decision.terminal:
@@ -259,15 +273,14 @@ class Program:
         return self._pending
 
     def _map(self, record: SequenceRecord, width: int) -> None:
-        for kind, tokens in unit_touch(record.frontier, width).items():
+        for kind, tokens in unit_touch(record.frontier, width, self.shape.window, self.shape.context).items():
             self._transactions.stores[kind].ensure_mapped(record.spaces[kind], tokens)
 
     def _advance(self, record: SequenceRecord, frontier: int) -> None:
-        """Everything executed up to ``frontier`` becomes history."""
-        if frontier == record.frontier:
-            return
+        """Everything executed up to ``frontier`` becomes history. The drafting module's needs the token behind it."""
         for kind, store in self._transactions.stores.items():
-            store.commit_frontier(record.spaces[kind], frontier)
+            extent = frontier if kind is PoolKind.MAIN else min(frontier, record.length - 1)
+            store.commit_frontier(record.spaces[kind], extent)
         self._transactions.states.advance(record.binding.write, frontier)
         record.frontier = frontier
 
@@ -278,7 +291,7 @@ class Program:
         positions: npt.NDArray[np.int32],
         columns: int,
     ) -> InputFrame:
-        self._map(record, len(tokens))
+        self._map(record, positions.shape[1])
         frame = self._units.frame()
         fill_wide(frame, record, tokens, positions, columns)
         return frame
@@ -288,54 +301,64 @@ class Program:
         kind: Literal["prefill", "decode"],
         sequences: Sequence[SequenceHandle],
         records: tuple[SequenceRecord, ...],
+        drafts: tuple[tuple[int, ...], ...],
         masks: MaskProvider | None,
     ) -> PendingBatch:
         """Launch Forward, then fill the masks beside it, then launch Finish."""
-        units, B = self._units, len(records)
+        units, B, first, speculative = self._units, len(records), kind == "prefill", self.shape.window > 0
+        W = 1 if first else self.shape.width
         constrained = masks.constrained_rows() if masks is not None else ()
+        for record, own in zip(records, drafts):
+            self._map(record, 0 if first else 1 + len(own))
         frame = units.frame()
-        rows = frame.rows(B)
-        if kind == "decode":
-            for record in records:
-                self._map(record, 1)
-            fill_decode(rows, records)
-        else:
-            fill_recall(rows, records)
-        fill_sampling(rows, records, constrained, ORDINARY_DECODE if kind == "decode" else FIRST_TOKEN)
-        dead: set[int] = set()
+        rows = frame.rows(B, W)
+        fill_recall(rows, records) if first else fill_decode(rows, records)
+        fill_sampling(rows, records, constrained, FIRST_TOKEN if first else ORDINARY_DECODE)
+        if speculative:
+            fill_drafts(rows, records, drafts)
+        dead: dict[int, int] = {}
         with self._launching(records):
-            units.forward(frame, B) if kind == "decode" else units.recall(frame, B)
+            units.recall(frame, B) if first else units.forward(frame, B)
             if masks is not None and constrained:
-                dead.update(row for row in constrained if masks.fill(row, (), units.masks[row]).dead & 1)
+                slots = units.masks(B, W)
+                for row in constrained:
+                    dead[row] = masks.fill(row, drafts[row], slots[row, : 1 + len(drafts[row])]).dead
             scores = any(r.request.sampling.logprobs >= 0 for r in records)
-            units.finish(frame, B, scores, masked=bool(constrained))
-        self._pending = Pending(records, dead=frozenset(dead))
+            units.finish(frame, B, first, scores, masked=bool(constrained))
+        columns = W if speculative and not first else 0
+        self._pending = Pending(records, columns, tuple(map(len, drafts)), dead)
         return PendingBatch(kind, tuple(sequences), self._pending)
 
     def _collect(self, batch: PendingBatch, pending: Pending) -> tuple[ProducedRow, ...]:
         """Wait for a sampled batch and read its rows."""
-        records = pending.records
+        records, B = pending.records, len(pending.records)
         out = self._units.results(batch.kind == "decode")
-        tokens = out.fields["token"][: len(records)].tolist()
-        if NOT_FINITE in tokens:
-            raise DeviceError(f"row {tokens.index(NOT_FINITE)} of a {batch.kind} batch: logits are not finite")
+        W = max(pending.columns, 1)
+        decided = out.fields["token"][: B * W].reshape(B, W).tolist()
+        counts = out.fields["accepted"][:B].tolist() if pending.columns else [0] * B
+        rows = []
+        for i, (sequence, record) in enumerate(zip(batch.sequences, records)):
+            tokens = tuple(decided[i][: counts[i] + 1])
+            if tokens[-1] == NOT_FINITE:
+                raise DeviceError(f"row {i} of a {batch.kind} batch: logits are not finite")
+            dead = pending.dead.get(i, 0)
+            rows.append(produced_row(sequence, record, out, i * W, tokens, dead, pending.drafted[i]))
+        if self.shape.window:
+            drafts = out.fields["drafts"][: self.shape.window * B].reshape(-1, B).T
+            pending.following.extend(map(tuple, drafts.tolist()))
         if batch.kind == "decode":
-            self._traffic.decoded([r.frontier for r in records])
-        return tuple(
-            [
-                produced_row(sequence, record, out, i, token, i in pending.dead)
-                for i, (sequence, record, token) in enumerate(zip(batch.sequences, records, tokens))
-            ]
-        )
+            self._traffic.decoded([r.frontier for r in records], sum(counts) + B)
+        return tuple(rows)
 
-    def _fold(self, record: SequenceRecord, columns: int) -> None:
-        """Keep what was accepted of a control row: all but the last accepted token are executed."""
-        accepted = record.length - 1 - record.frontier
-        if accepted:
+    def _fold(self, pending: Pending, accepted: Sequence[int]) -> None:
+        """Keep what was accepted of recorded rows: all but the last accepted token are executed."""
+        records = pending.records
+        executed = [r.length + n - 1 - r.frontier if n else 0 for r, n in zip(records, accepted)]
+        if any(executed):
             frame = self._units.frame()
-            fill_fold(frame, record, columns, accepted)
-            with self._launching((record,)):
-                self._units.fold(frame, columns)
+            fill_fold(frame.rows(len(records)), records, pending.columns, executed)
+            with self._launching(records):
+                self._units.fold(frame, len(records), pending.columns)
 
     @contextmanager
     def _launching(self, records: Sequence[SequenceRecord]) -> Iterator[None]:

@@ -27,9 +27,9 @@ class Phase(enum.Enum):
 class SequenceRecord:
     """The ledger has room for prompt and output; ``length`` accepted tokens, of which ``frontier`` are executed.
 
-    lane: row of the penalty counts. slot, row: state slot and block-table row, held for the whole active life. real,
-    whole, seed: sampling parameters as the device reads them. boundaries: ledger lengths at which re-rendering the
-    history reproduces the same tokens.
+    lane: row of the penalty counts. slot, row, mtp_row: state slot and rows of the block tables, held for the whole
+    active life. drafts: what was drafted behind the anchor and not verified yet. real, whole, seed: sampling parameters
+    as the device reads them. boundaries: ledger lengths at which re-rendering the history reproduces the same tokens.
     """
 
     request: PreparedRequest
@@ -43,6 +43,8 @@ class SequenceRecord:
     whole: tuple[int, ...]
     seed: tuple[int, int]
     length: int
+    mtp_row: int | None = None
+    drafts: tuple[int, ...] = ()
     frontier: int = 0
     phase: Phase = Phase.PREFILL
     boundaries: list[int] = field(default_factory=list)
@@ -65,7 +67,7 @@ class SequenceRecord:
 
 def new_record(
     request: PreparedRequest, lane: int, binding: ActiveStateBinding, spaces: dict[PoolKind, Handle],
-    slot: int, row: int,
+    slot: int, row: int, mtp_row: int | None,
 ) -> SequenceRecord:  # fmt: skip
     """A sequence whose ledger is the prompt and of which nothing is executed."""
     prompt, s = request.identity.tokens, request.sampling
@@ -78,6 +80,7 @@ def new_record(
         spaces=spaces,
         slot=slot,
         row=row,
+        mtp_row=mtp_row,
         ledger=ledger,
         real=(s.temperature, s.top_p, s.min_p, s.presence_penalty, s.frequency_penalty),
         whole=(s.top_k, s.logprobs, 0, lane),

@@ -113,8 +113,10 @@ class Transactions:
         t = self._close()
         self.revision += 1
         slot = self.states.images.get(t.image).slot
-        row = self.stores[PoolKind.MAIN].spaces.get(t.spaces[PoolKind.MAIN]).row
-        return t.plan, new_record(t.request, t.lane, ActiveStateBinding(t.image, t.image), t.spaces, slot, row)
+        rows = {kind: self.stores[kind].spaces.get(space).row for kind, space in t.spaces.items()}
+        binding = ActiveStateBinding(t.image, t.image)
+        row, mtp_row = rows[PoolKind.MAIN], rows.get(PoolKind.MTP)
+        return t.plan, new_record(t.request, t.lane, binding, t.spaces, slot, row, mtp_row)
 
     def abort(self) -> ResourcePlan:
         """Close the open transition and return what it took. Nothing has changed, so neither has the revision."""

@@ -58,14 +58,17 @@ def open_instance(artifact: str | bytes | os.PathLike[Any] | ArtifactSource, opt
         else:
             raise InvalidRequest(f"expected a path or an ArtifactSource, got {artifact!r}", field="artifact")
         contents = Artifact(source)
-        config = check(contents).text
+        components = ("text", "mtp") if options.spec.backend == "mtp" else ("text",)
+        if missing := set(components) - set(contents.directory.components):
+            raise InvalidRequest(f"the artifact has no component {', '.join(missing)}", field="spec.backend")
+        config = check(contents, components).text
         frontend = _frontend(contents, config.vocab_size, options)
         context = _context(options, config.max_position_embeddings)
         device = open_device(options)
         opened.callback(device.close)
         chunk = min(options.prefill_chunk or DEFAULT_CHUNK[device.kind], context)
         with Meter("load", None, options.progress, delay=0.5) as meter:
-            model = bind(contents, device, progress=meter.reach)
+            model = bind(contents, device, components, progress=meter.reach)
         shape = Shape(
             rows=options.max_concurrency,
             context=context,
@@ -73,6 +76,7 @@ def open_instance(artifact: str | bytes | os.PathLike[Any] | ArtifactSource, opt
             control=len(frontend.close_tokens),
             codec=codec(options, device),
             vocabulary=frontend.vocab_size,
+            window=options.spec.window,
         )
         kv = None if isinstance(options.kv_capacity, str) else ExplicitKV(options.kv_capacity)
         program = open_program(device, QwenText(model), shape, kv)
