@@ -134,9 +134,7 @@ def test_strict_tools_under_random_drafts():
     with ninfer.Engine(source, device="cpu", max_context=1024, progress=False, spec="mtp") as engine:
         for seed in range(4):
             sampling = SamplingParams(temperature=40.0, seed=seed, top_k=0)
-            result = engine.generate(
-                chat, sampling=sampling, tool_choice="required", thinking_budget=5, max_tokens=400
-            )
+            result = engine.generate(chat, sampling=sampling, tool_choice="required", thinking_budget=5, max_tokens=400)
             assert result.finish_reason in ("tool_calls", "length")
             for call in result.tool_calls:
                 jsonschema.Draft202012Validator(PERSON).validate(call.arguments)
@@ -175,7 +173,9 @@ CASES = {
 )
 def test_answers_have_the_ordinary_distribution(plain, drafting, count, case, sampling):
     """Whole answers, counted over seeds; the two engines get different ones."""
-    chat = Chat([{"role": "user", "content": "Ada is in the garden. Ben is in the kitchen. Where is Ada?"}], thinking=False)
+    chat = Chat(
+        [{"role": "user", "content": "Ada is in the garden. Ben is in the kitchen. Where is Ada?"}], thinking=False
+    )
     one = outcomes(plain, chat, range(count), sampling, **CASES[case])
     other = outcomes(drafting, chat, range(count, 2 * count), sampling, **CASES[case])
     common = [text for text, n in (one + other).items() if n >= 10]

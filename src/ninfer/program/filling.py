@@ -76,8 +76,8 @@ def fill_wide(
     positions: npt.NDArray[np.int32],
     columns: int,
 ) -> None:
-    """One row, run as ``columns`` columns. positions [3, n] of its n tokens; tokens: those, and the one behind them where
-    it is known."""
+    """One row, run as ``columns`` columns. positions [3, n] of its n tokens; tokens: those, and the one behind them
+    where it is known."""
     width, fields = positions.shape[1], frame.block.fields
     rows = frame.rows(1)
     rows.start[0] = record.frontier

@@ -72,6 +72,7 @@ class Units:
 
             self._forward = [capture(partial(self._submit_forward, B)) for B in sizes]
             self._recall = [capture(partial(self._submit_recall, B)) for B in sizes]
+
             def finishes(W: int) -> list[tuple[Graph, Graph]]:
                 return [
                     (capture(partial(self._submit_finish, B, W)), capture(partial(self._submit_masked_finish, B, W)))
