@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Mapping
+from itertools import zip_longest
 from typing import Any, Literal
 
 import attrs
@@ -103,12 +104,19 @@ class SpeculationStats:
     accepted: int = 0
     accepted_per_position: tuple[int, ...] = ()
 
+    def plus(self, other: SpeculationStats) -> SpeculationStats:
+        """Both together."""
+        places = zip_longest(self.accepted_per_position, other.accepted_per_position, fillvalue=0)
+        return SpeculationStats(
+            self.rounds + other.rounds,
+            self.drafted + other.drafted,
+            self.accepted + other.accepted,
+            tuple(map(sum, places)),
+        )
+
     def after(self, drafted: int, accepted: int) -> SpeculationStats:
         """With one round more."""
-        places = max(drafted, len(self.accepted_per_position))
-        kept = [*self.accepted_per_position, *[0] * (places - len(self.accepted_per_position))]
-        kept[:accepted] = [n + 1 for n in kept[:accepted]]
-        return SpeculationStats(self.rounds + 1, self.drafted + drafted, self.accepted + accepted, tuple(kept))
+        return self.plus(SpeculationStats(1, drafted, accepted, (1,) * accepted + (0,) * (drafted - accepted)))
 
 
 @attrs.frozen(kw_only=True)
