@@ -11,6 +11,7 @@ import pytest
 from scipy.stats import chi2_contingency
 
 import ninfer
+from ninfer.contract import Device
 
 pytestmark = pytest.mark.device
 ARTIFACT = Path(__file__).parents[3] / "examples" / "tiny" / "tiny.ninfer"
@@ -28,13 +29,13 @@ def opened(spec: str, width: int = 3) -> ninfer.Engine:
 
 
 @pytest.fixture(scope="module")
-def plain() -> Iterator[ninfer.Engine]:
+def plain(gpu: Device) -> Iterator[ninfer.Engine]:
     with opened("none") as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
-def drafting() -> Iterator[ninfer.Engine]:
+def drafting(gpu: Device) -> Iterator[ninfer.Engine]:
     with opened("mtp") as engine:
         yield engine
 
