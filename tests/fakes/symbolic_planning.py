@@ -6,13 +6,15 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 
-from ninfer._seam import (
-    Assessment, Candidate, CheckpointRef, MachineWork, OwnerLevel, PrefillWork, RecoveryRecipe, Target, TransferBatch,
+from ninfer.context import (
+    Assessment, Candidate, CheckpointRef, MachineWork, OwnerLevel, PrefillWork, RecoveryRecipe, ResourcePlan, Shortage,
+    Target, TransactionKind, TransferBatch,
 )  # fmt: skip
-from ninfer.contract import Handle, ResourcePlan, Shortage, TransactionKind
+from ninfer.contract import Handle
 from ninfer.runtime.costs import pairs
 
 PAGE = 64
+NONE: frozenset[int] = frozenset()
 PAGE_BYTES, IMAGE_BYTES = 1 << 16, 1 << 20
 
 
@@ -77,13 +79,13 @@ class SymbolicSession:
     def ladder(self, candidate: int, victim: int) -> tuple[OwnerLevel, ...]:
         points = self.world.owners[self.victims(candidate)[victim]]
         every = frozenset(points)
-        levels = [OwnerLevel(every, False), OwnerLevel(every, False, True)]
-        if len(points) > 1:
-            shallowest = min(points, key=lambda q: points[q].frontier)
-            levels.append(OwnerLevel(frozenset((shallowest,)), False, True))
-        if not any(self.world.host):
-            levels = levels[:1]
-        return (*levels, OwnerLevel(frozenset(), True))
+        levels = [OwnerLevel(every, every, (99,), True)]
+        if any(self.world.host):
+            levels.append(OwnerLevel(every, NONE, (0,), True))
+            if len(points) > 1:
+                shallowest = min(points, key=lambda q: points[q].frontier)
+                levels.append(OwnerLevel(frozenset((shallowest,)), NONE, (0,), True))
+        return (*levels, OwnerLevel(NONE, NONE, (0,), False))
 
     def assess(self, target: Target) -> Assessment:
         self.assessed += 1
@@ -93,7 +95,7 @@ class SymbolicSession:
         source = candidate.ref and candidate.ref.owner
         kept = {o: [(q, w.owners[o][q]) for q in level[o].kept] for o in victims}
         survivors = [p for points in kept.values() for _, p in points]
-        wanted = set(w.pinned).union(*[p.pages for o in victims for _, p in kept[o] if not level[o].demoted])
+        wanted = set(w.pinned).union(*[p.pages for o in victims for _, p in kept[o] if not _demoted(level[o])])
         start = w.owners[source][candidate.ref.checkpoint] if source else None
         moved = bool(candidate.consume and start and not self._shared(start, survivors))
         if source and not moved:
@@ -106,7 +108,7 @@ class SymbolicSession:
         on_host = {p for p, (_, host) in w.pages.items() if host}
         demoted = {p for p in required & on_device if p not in wanted}
         copied = demoted - on_host
-        images = [p for o in victims for _, p in kept[o] if level[o].demoted and p.device]
+        images = [p for o in victims for _, p in kept[o] if _demoted(level[o]) and p.device]
         image_copies = [p for p in images if not p.host]
         # stages: release, demote (both copies), release what was demoted, reserve, restore
         others = [p for points in w.owners.values() for p in points.values()]
@@ -137,13 +139,18 @@ class SymbolicSession:
         )
         op = "root" if start is None else "move" if moved else "fork"
         recovery = {
-            CheckpointRef(o, q): self._recipes(o, q, kept, level[o].demoted, wanted)
-            for o in victims for q in w.owners[o]
+            CheckpointRef(o, q): self._recipes(o, q, kept, _demoted(level[o]), wanted)
+            for o, n in zip(victims, target.levels) for q in w.owners[o] if n or not any(target.levels)
         }  # fmt: skip
-        return Assessment(not short, short, MachineWork(transfers, candidate.prefill), recovery, op, not transfers)
+        return Assessment(short, MachineWork(transfers, candidate.prefill), recovery, op, not transfers)
 
     def seal(self, target: Target) -> ResourcePlan:
-        return ResourcePlan(1, self.revision, TransactionKind.MATERIALIZE, None, 0, ())
+        manifest = {
+            owner: frozenset(self.world.owners[owner]) - self.ladder(target.candidate, v)[level].kept
+            for v, (owner, level) in enumerate(zip(self.victims(target.candidate), target.levels))
+            if level
+        }
+        return ResourcePlan(1, self.revision, TransactionKind.MATERIALIZE, None, 0, target, manifest)
 
     def _shared(self, start: Point, survivors: list[Point]) -> bool:
         return any(set(start.pages) & set(p.pages) for p in survivors) or bool(set(start.pages) & self.world.pinned)
@@ -158,6 +165,10 @@ class SymbolicSession:
                 found.append(RecoveryRecipe(transfer("h2d", away, image), prefill(p.frontier, total)))
         found.append(RecoveryRecipe((), prefill(0, total)))
         return self.recipes.setdefault((owner, checkpoint, tuple(found)), tuple(found))
+
+
+def _demoted(level: OwnerLevel) -> bool:
+    return level.device_pages == (0,)
 
 
 def all_targets(session: SymbolicSession) -> list[Target]:

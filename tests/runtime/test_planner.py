@@ -8,7 +8,7 @@ from fakes.symbolic_planning import PAGE, Point, SymbolicSession, World, all_tar
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ninfer._seam import CheckpointRef, Target
+from ninfer.context import CheckpointRef, Target
 from ninfer.contract import Handle
 from ninfer.runtime.costs import GENERIC, CostModel, PrefillRate, TransferRate
 from ninfer.runtime.planner import PlannerBudget, Question, Value, plan
@@ -95,11 +95,12 @@ def price(session, question, target, costs=GENERIC) -> tuple[int, bool]:
             worth * max(0, costs.recovery_ns(answer.recovery[ref]) - costs.recovery_ns(identity.recovery[ref]))
             for q, worth in question.values[owner].weights.items()
             for ref in [CheckpointRef(owner, q)]
+            if level
         ]
         loss += max(lost, default=0)
         if session.ladder(target.candidate, v)[level].evicted and owner.kind in short:
             short[owner.kind] -= 1
-    place = answer.source_op == "move" or all(n <= 0 for n in short.values())
+    place = answer.source == "move" or all(n <= 0 for n in short.values())
     return ONE * costs.price(answer.work) + loss, answer.feasible and place
 
 

@@ -1,4 +1,4 @@
-"""Retained histories as the ResourceManager knows them: who they are, what they are worth, who has a claim on them.
+"""Retained histories as the ResourceManager knows them: who they are and what they are worth.
 
 An entry holds handles, never pages, slots or bytes: those are Program's, and its summaries are read and not compared.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ninfer._seam import CheckpointRef, CheckpointSummary, OwnerSummary
+from ninfer.context import CheckpointRef, CheckpointSummary, OwnerSummary
 from ninfer.contract import Handle
 from ninfer.errors import InvariantError
 from ninfer.runtime.retention import Retention, weight
@@ -23,7 +23,7 @@ class Entry:
     """One retained owner.
 
     session: the key it was published under, or None. order: publication order of the request that left it. used: the
-    catalogue's clock when it was last hit or published. hits: of each checkpoint. claimed: an open transaction names it.
+    catalogue's clock when it was last hit or published. hits: of each checkpoint.
     """
 
     owner: Handle
@@ -33,7 +33,6 @@ class Entry:
     session: str | None = None
     checkpoints: dict[int, CheckpointSummary] = field(default_factory=dict)
     hits: dict[int, int] = field(default_factory=dict)
-    claimed: bool = False
 
     @property
     def private(self) -> bool:
@@ -119,4 +118,4 @@ class Catalogue:
     def clear(self) -> None:
         self._entries.clear()
         self._count = {PRIVATE: 0, SHARED: 0}
-        self.index.clear()
+        self.index = PrefixIndex()

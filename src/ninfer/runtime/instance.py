@@ -13,6 +13,8 @@ from ninfer.contract import ProgramPort
 from ninfer.errors import ArtifactError, InvalidRequest
 from ninfer.options import EngineOptions
 from ninfer.progress import Meter
+from ninfer.runtime.costs import GENERIC, CostModel
+from ninfer.runtime.settings import CacheSettings, resolve
 
 if TYPE_CHECKING:
     from ninfer.artifact import Artifact, ArtifactSource
@@ -25,7 +27,7 @@ DEFAULT_CONTEXT = 32768
 @dataclass(frozen=True, slots=True)
 class Instance:
     """max_context: tokens of one sequence. prefill_chunk: tokens of one unit. overlap: the device works beside the
-    host. ``close`` frees everything, once."""
+    host. cache: its options, resolved. costs: what work takes on this device. ``close`` frees everything, once."""
 
     frontend: Frontend
     program: ProgramPort
@@ -34,6 +36,8 @@ class Instance:
     max_context: int
     prefill_chunk: int
     overlap: bool
+    cache: CacheSettings
+    costs: CostModel
     close: Callable[[], None]
     bandwidth: Callable[[], float]
 
@@ -75,6 +79,7 @@ def open_instance(artifact: str | bytes | os.PathLike[Any] | ArtifactSource, opt
             vocabulary=frontend.vocab_size,
         )
         kv = None if isinstance(options.kv_capacity, str) else ExplicitKV(options.kv_capacity)
+        cache = resolve(options.cache, options.max_concurrency, device.kind)
         program = open_program(device, QwenText(model), shape, kv)
         opened.callback(program.close)
         _return_freed_memory()
@@ -87,6 +92,8 @@ def open_instance(artifact: str | bytes | os.PathLike[Any] | ArtifactSource, opt
             max_context=context,
             prefill_chunk=chunk,
             overlap=device.asynchronous,
+            cache=cache,
+            costs=GENERIC,
             close=opened.pop_all().close,
             bandwidth=device.read_bandwidth,
         )

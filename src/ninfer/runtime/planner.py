@@ -1,8 +1,8 @@
 """Which target to take: a source for a request, and what every retained history must give up for it.
 
-A target is a candidate and one level of each victim's ladder, 0 unchanged .. last evicted. Program answers what a target
-costs and whether it is possible at all; this module only chooses. It has no state and changes nothing: with the same
-answers and a clock that stands still it makes the same choice.
+A target is a candidate and one level of each victim's ladder, 0 unchanged .. last evicted. Program answers what a
+target costs and whether it is possible at all; this module only chooses. It has no state and changes nothing: with the
+same answers and a clock that stands still it makes the same choice.
 
 The choice minimises J = 256 * (nanoseconds until the request can go on) + (expected nanoseconds of work lost later,
 weighted in 1/256). What must be found is found without a search: the candidates as they stand, then everything
@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ninfer._seam import Assessment, Candidate, CheckpointRef, OwnerLevel, PlanningSession, Target
-from ninfer.contract import Handle, Shortage
+from ninfer.context import Assessment, Candidate, CheckpointRef, OwnerLevel, PlanningSession, Shortage, Target
+from ninfer.contract import Handle
 from ninfer.errors import InvariantError
 from ninfer.runtime.costs import CostModel
 from ninfer.runtime.retention import ONE, RETENTIONS, Retention
@@ -29,14 +29,17 @@ StopReason = Literal[
 
 @dataclass(frozen=True, slots=True)
 class PlannerBudget:
-    """Of the optional search alone. targets: stored. assessments: made. Its time, nanoseconds, is ``1/fraction`` of what
-    the best plan so far is predicted to cost, but within ``least_ns..most_ns``."""
+    """Of the optional search alone. targets: stored. assessments: made. Its time, nanoseconds, is ``1/fraction`` of
+    what the best plan so far is predicted to cost, but within ``least_ns..most_ns``."""
 
     targets: int = 4096
     assessments: int = 512
     most_ns: int = 50_000_000
     least_ns: int = 2_000_000
     fraction: int = 20
+
+
+DEFAULT_BUDGET = PlannerBudget()
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +290,9 @@ class _Search:
         if a is None:
             domain = self._domain(target.candidate)
             answer = self.session.assess(target) if any(target.levels) else domain.identity
-            losses = tuple([self._loss(owner, domain, answer) for owner in domain.owners])
+            losses = tuple(
+                [self._loss(o, domain, answer) if level else 0 for o, level in zip(domain.owners, target.levels)]
+            )
             loss = sum(losses) + self._own_loss[target.candidate]
             fits = answer.feasible and self._has_place(target, domain, answer)
             a = _Assessed(target, answer, self.costs.price(answer.work), losses, loss, fits)
@@ -311,16 +316,14 @@ class _Search:
         """Nested checkpoints of one history stand for one future request, so the worst of them counts, not the sum."""
         worst = 0
         for checkpoint, worth in self.question.values[owner].weights.items():
-            ref = CheckpointRef(owner, checkpoint)
-            recipes = answer.recovery[ref]
-            if worth and recipes is not domain.identity.recovery[ref]:
-                lost = self.costs.recovery_ns(recipes) - domain.recovery[ref]
-                worst = max(worst, worth * lost)
+            if worth:
+                ref = CheckpointRef(owner, checkpoint)
+                worst = max(worst, worth * (self.costs.recovery_ns(answer.recovery[ref]) - domain.recovery[ref]))
         return worst
 
     def _has_place(self, target: Target, domain: _Domain, answer: Assessment) -> bool:
         for kind, short in self.question.slots_short.items():
-            if kind == "continuation" and answer.source_op == "move":
+            if kind == "continuation" and answer.source == "move":
                 continue
             for owner, ladder, level in zip(domain.owners, domain.ladders, target.levels):
                 short -= owner.kind == kind and ladder[level].evicted
@@ -341,7 +344,7 @@ class _Search:
 
     def _improvable(self, c: int, a: _Assessed) -> bool:
         """Whether degrading others could spare a copy: a source that may be consumed is forked for their sake."""
-        return self.question.candidates[c].consume and a.answer.source_op == "fork"
+        return self.question.candidates[c].consume and a.answer.source == "fork"
 
     # -- comparisons -----------------------------------------------------------------------------------------------
 

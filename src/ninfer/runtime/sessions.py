@@ -13,7 +13,6 @@ class _Session:
 
     owner: Handle | None = None
     last_order: int = 0
-    claimed_by: int | None = None
     live: int = 0
 
 
@@ -39,33 +38,23 @@ class SessionIndex:
         self._tidy(key)
 
     def lookup(self, key: str) -> Handle | None:
-        """The bound owner, unless a request has claimed it."""
+        """The bound owner."""
         session = self._sessions.get(key)
-        return None if session is None or session.claimed_by is not None else session.owner
-
-    def claim(self, key: str, request: int) -> None:
-        """Keep the bound owner for ``request``, which is about to consume it."""
-        self._sessions[key].claimed_by = request
-
-    def restore_claim(self, key: str, request: int) -> None:
-        """Undo ``claim``. No effect unless ``request`` is the claimant."""
-        session = self._sessions.get(key)
-        if session is not None and session.claimed_by == request:
-            session.claimed_by = None
+        return None if session is None else session.owner
 
     def publish(self, key: str, owner: Handle, order: int) -> bool:
         """Bind a result of the request with that publication order; False when a later request's is already bound."""
         session = self._sessions.setdefault(key, _Session())
         if order <= session.last_order:
             return False
-        session.owner, session.last_order, session.claimed_by = owner, order, None
+        session.owner, session.last_order = owner, order
         return True
 
     def forget_owner(self, key: str, owner: Handle) -> None:
         """The owner is gone: consumed or evicted."""
         session = self._sessions.get(key)
         if session is not None and session.owner == owner:
-            session.owner = session.claimed_by = None
+            session.owner = None
             self._tidy(key)
 
     def clear(self) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections import Counter
+from collections.abc import Sequence
 
-from ninfer._seam import CheckpointRef, ShortlistKey
-from ninfer.contract import PrefixIdentity, PromptDigest
-from ninfer.frontend.prompt import digest_at
+from ninfer.context import CheckpointRef, ShortlistKey
+from ninfer.identity import PrefixIdentity, PromptDigest, digest_at
 
 
 class PrefixIndex:
@@ -40,6 +40,10 @@ class PrefixIndex:
             del self._uses[key.frontier]
             self._frontiers.remove(key.frontier)
 
+    def find(self, key: ShortlistKey) -> Sequence[CheckpointRef]:
+        """Checkpoints under one key, in the order they were added."""
+        return self._found.get(key, ())
+
     def shortlist(self, identity: PrefixIdentity, digest: PromptDigest) -> list[CheckpointRef]:
         """Checkpoints whose digest is the prompt's at their frontier, deepest first, older ones first among equals.
 
@@ -48,11 +52,8 @@ class PrefixIndex:
         reach = bisect_right(self._frontiers, len(identity.tokens))
         found: list[CheckpointRef] = []
         for frontier in reversed(self._frontiers[:reach]):
-            found += self._found.get(shortlist_key(identity, digest, frontier), ())
+            found += self.find(shortlist_key(identity, digest, frontier))
         return found
-
-    def clear(self) -> None:
-        self.__init__()  # type: ignore[misc]
 
 
 def shortlist_key(identity: PrefixIdentity, digest: PromptDigest, frontier: int) -> ShortlistKey:
