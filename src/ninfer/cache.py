@@ -25,7 +25,8 @@ class ResumePoint:
 @attrs.frozen
 class CacheEntry:
     """One retained history. kind: "continuation" (of one request) or "shared" (a prefix for any). session: the name it
-    was left under. age: admissions since it was last used. Bytes count what it refers to; shared ones in every entry."""
+    was left under. age: admissions since it was last used. Bytes count what it refers to; shared ones in every
+    entry."""
 
     kind: str
     session: str | None

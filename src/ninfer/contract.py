@@ -277,9 +277,9 @@ class LimitReason(enum.Enum):
 class PreparedRequest:
     """What admission needs to know. ``effective_output`` is the output that fits the context, tokens.
 
-    boundaries, markers, rewrite: where the prompt may leave checkpoints, see PreparedPrompt. participation: "read_write",
-    or "disabled" to start from nothing and leave nothing. session, update_session: the conversation it belongs to, and
-    whether what it leaves becomes that conversation's; for the control plane alone.
+    boundaries, markers, rewrite: where the prompt may leave checkpoints, see PreparedPrompt. participation:
+    "read_write", or "disabled" to start from nothing and leave nothing. session, update_session: the conversation it
+    belongs to, and whether what it leaves becomes that conversation's; for the control plane alone.
     """
 
     id: RequestId

@@ -212,7 +212,7 @@ class Engine:
                     boundaries=prepared.boundaries,
                     markers=prepared.cache_markers,
                     rewrite=prepared.rewrite,
-                    participation=chosen.cache,
+                    participation=chosen.cache if self.options.cache.enabled else "disabled",
                     session=chosen.session,
                     update_session=chosen.update_session,
                 ),

@@ -126,8 +126,8 @@ class GenerationHandle:
     def text_deltas(self, channel: Channel = "content") -> EventStream[str]:
         """Iterate (or async iterate) the pieces of text of one channel as they come.
 
-        channel: "content" or "thinking". Ends after the last piece, or raises the request's typed error there; Cancelled
-        for a request that was cancelled, because a text cut short looks like any other.
+        channel: "content" or "thinking". Ends after the last piece, or raises the request's typed error there;
+        Cancelled for a request that was cancelled, because a text cut short looks like any other.
         """
         if channel not in ("content", "thinking"):
             raise InvalidRequest(f"expected 'content' or 'thinking', got {channel!r}", field="channel")

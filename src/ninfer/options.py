@@ -213,12 +213,12 @@ class CacheOptions:
     """How much of finished requests an engine keeps, so that later ones need not read it again. docs/context-cache.md.
     Errors: InvalidRequest naming the field.
 
-    enabled: keep anything at all; False leaves every request as if its ``cache`` were "disabled".
-    device_state_slots: recurrent states kept on the device beside those of active requests, default max_concurrency.
-    host_state_slots: recurrent states kept in host memory, default 0 on the CPU, else what ``host_kv_bytes`` suggests.
-    host_kv_bytes: host memory for keys and values, taken as it is used; default 0 on the CPU, else the smaller of 8 GiB
-    and a tenth of the machine's memory. retained_kv_tokens: device KV beyond what active requests may need, tokens;
-    default as much again (with an explicit kv_capacity: 0). max_continuations: finished requests that are kept, at least
+    enabled: keep anything at all; False leaves every request as if its ``cache`` were "disabled". device_state_slots:
+    recurrent states kept on the device beside those of active requests, default max_concurrency. host_state_slots:
+    recurrent states kept in host memory, default 8 where there is a host tier, else 0. host_kv_bytes:
+    host memory for keys and values, taken as it is used; default 0 on the CPU, else the smaller of 8 GiB and a tenth of
+    the machine's memory. retained_kv_tokens: device KV beyond what active requests may need, tokens; default as much
+    again (with an explicit kv_capacity: 0). max_continuations: finished requests that are kept, at least
     max_concurrency, default max(2 x max_concurrency, max_concurrency + 4). max_shared_prefixes: prefixes kept for any
     request, default max(max_concurrency, 7). max_long_anchors: further resume points inside one long prompt.
     anchor_gap: tokens between such points, at least. aging_window: admissions in which an unused entry loses half its
@@ -277,17 +277,16 @@ class EngineOptions:
 class RequestOptions:
     """Chosen per request. Errors: InvalidRequest naming the field.
 
-    max_tokens: output budget, tokens; ``None`` takes the engine's default; 0 returns at once, empty.
-    sampling: SamplingParams. stop: string or strings that end the content; the matched text is not published.
-    stop_token_ids: further ids that end the request. ignore_eos: do not end at the model's own stop ids.
-    thinking_stop: let stop strings also end the thinking channel. thinking_budget: tokens of thinking before the
-    canonical close is forced, >= 0. constraint: an OutputConstraint that the content must satisfy; with one, only the
-    model's own stop ids end the answer, so stop, stop_token_ids and ignore_eos are refused. tool_choice: ToolChoice,
-    or "auto", "required", "none" or a tool's name. cache: "read_write", or "disabled" to start from nothing and leave
-    nothing. session: names the conversation the request belongs to; its next request finds this one's history first, and
-    may take it over. update_session: whether this request's history becomes the session's. timeout: seconds for the whole
-    request. logprobs: ``None``, or 0..20 alternatives beside each emitted token. metadata: kept with the handle, never
-    read.
+    max_tokens: output budget, tokens; ``None`` takes the engine's default; 0 returns at once, empty. sampling:
+    SamplingParams. stop: string or strings that end the content; the matched text is not published. stop_token_ids:
+    further ids that end the request. ignore_eos: do not end at the model's own stop ids. thinking_stop: let stop
+    strings also end the thinking channel. thinking_budget: tokens of thinking before the canonical close is forced, >=
+    0. constraint: an OutputConstraint that the content must satisfy; with one, only the model's own stop ids end the
+    answer, so stop, stop_token_ids and ignore_eos are refused. tool_choice: ToolChoice, or "auto", "required", "none"
+    or a tool's name. cache: "read_write", or "disabled" to start from nothing and leave nothing. session: names the
+    conversation the request belongs to; its next request finds this one's history first, and may take it over.
+    update_session: whether this request's history becomes the session's. timeout: seconds for the whole request.
+    logprobs: ``None``, or 0..20 alternatives beside each emitted token. metadata: kept with the handle, never read.
     """
 
     max_tokens: int | None = attrs.field(default=None, validator=_integer(0, optional=True))
@@ -299,7 +298,9 @@ class RequestOptions:
     thinking_budget: int | None = attrs.field(default=None, validator=_integer(0, optional=True))
     constraint: Constraint | None = attrs.field(default=None, validator=_constraint)
     tool_choice: ToolChoice = attrs.field(default=ToolChoice(), converter=_as_choice, validator=_tool_choice)
-    cache: Literal["read_write", "disabled"] = attrs.field(default="read_write", validator=_choice("read_write", "disabled"))
+    cache: Literal["read_write", "disabled"] = attrs.field(
+        default="read_write", validator=_choice("read_write", "disabled")
+    )
     session: str | None = attrs.field(default=None, validator=_session)
     update_session: bool = attrs.field(default=True, validator=_boolean)
     timeout: float | None = attrs.field(default=None, validator=_real(0.0, math.inf, open_low=True, optional=True))

@@ -8,8 +8,22 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ninfer.context import (
-    Assessment, Candidate, CaptureOffer, CheckpointKind, CheckpointRef, CheckpointSummary, MachineWork, OwnerLevel,
-    OwnerOutcome, OwnerSummary, PrefillWork, RecoveryRecipe, ResourcePlan, Shortage, ShortlistKey, Target,
+    Assessment,
+    Candidate,
+    CaptureOffer,
+    CheckpointKind,
+    CheckpointRef,
+    CheckpointSummary,
+    MachineWork,
+    OwnerLevel,
+    OwnerOutcome,
+    OwnerSummary,
+    PrefillWork,
+    RecoveryRecipe,
+    ResourcePlan,
+    Shortage,
+    ShortlistKey,
+    Target,
     TransactionKind,
 )  # fmt: skip
 from ninfer.contract import Handle, PreparedRequest, SequenceHandle

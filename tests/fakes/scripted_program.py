@@ -7,17 +7,41 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fakes.scripted_context import Kept, KeptSession, Owner, carry_out
 
 from ninfer.context import (
-    AdoptionTicket, Candidate, CaptureOffer, CaptureSkip, CheckpointKind, CheckpointRef, Infeasible, OwnerSummary,
-    PrefillWork, ResourcePlan, ResourceResult, Shortage, StartStatus, Target, TerminalResult, TransactionKind, TransactionStatus,
+    AdoptionTicket,
+    Candidate,
+    CaptureOffer,
+    CaptureSkip,
+    CheckpointKind,
+    CheckpointRef,
+    Infeasible,
+    OwnerSummary,
+    PrefillWork,
+    ResourcePlan,
+    ResourceResult,
+    Shortage,
+    StartStatus,
+    Target,
+    TerminalResult,
+    TransactionKind,
+    TransactionStatus,
 )  # fmt: skip
 from ninfer.contract import (
-    Handle, HandleTable, MaskProvider, PendingBatch, PreparedRequest, ProducedRow, RowDecision, RowStatus,
-    SequenceHandle, TokenScore, UnitLicense,
+    Handle,
+    HandleTable,
+    MaskProvider,
+    PendingBatch,
+    PreparedRequest,
+    ProducedRow,
+    RowDecision,
+    RowStatus,
+    SequenceHandle,
+    TokenScore,
+    UnitLicense,
 )  # fmt: skip
 from ninfer.errors import InvariantError
 
@@ -93,6 +117,7 @@ class Open:
     plan: ResourcePlan
     session: KeptSession
     polls: int
+    failing: bool
 
 
 class ScriptedProgram:
@@ -186,7 +211,7 @@ class ScriptedProgram:
         self._rule(all(s.lane != lane for _, s in self._sequences.live()), f"lane {lane} is taken")
         self._rule(candidates[-1].ref is None, "the root is the last candidate")
         session = self._session(TransactionKind.MATERIALIZE, lane, list(candidates), victims, self._need(request))
-        session.request = request
+        session.request, session.plan = request, replace(session.plan, request=request.id)
         return session
 
     def open_capture(
@@ -198,7 +223,7 @@ class ScriptedProgram:
         if s.executed != offer.frontier or s.output:
             return CaptureSkip.NOT_STABLE
         pages = -(-offer.frontier // self.page) if offer.shared else 0
-        session = self._session(TransactionKind.CAPTURE, s.lane, [_NOTHING], victims, pages)
+        session = self._session(TransactionKind.CAPTURE, None, [_NOTHING], victims, pages)
         session.sequence, session.offer = sequence, offer
         return session
 
@@ -236,7 +261,8 @@ class ScriptedProgram:
             self.stale_starts -= 1
             return StartStatus.STALE
         self._rule(plan.revision == self.resource_revision, "the runtime started a stale plan")
-        self._open = Open(plan, session, self.polls)
+        self._open = Open(plan, session, self.polls, failing=self.fail_copies > 0)
+        self.fail_copies = max(0, self.fail_copies - 1)
         self.faults.check("start", "after")
         return StartStatus.STARTED
 
@@ -248,8 +274,7 @@ class ScriptedProgram:
         self.faults.check("poll", "after")
         if self._open.polls >= 0:
             return TransactionStatus.RUNNING
-        if self.fail_copies:
-            self.fail_copies -= 1
+        if self._open.failing:
             return TransactionStatus.FAILED
         return TransactionStatus.READY
 

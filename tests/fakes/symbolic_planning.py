@@ -7,8 +7,18 @@ import itertools
 from dataclasses import dataclass, field
 
 from ninfer.context import (
-    Assessment, Candidate, CheckpointRef, MachineWork, OwnerLevel, PrefillWork, RecoveryRecipe, ResourcePlan, Shortage,
-    Target, TransactionKind, TransferBatch,
+    Assessment,
+    Candidate,
+    CheckpointRef,
+    MachineWork,
+    OwnerLevel,
+    PrefillWork,
+    RecoveryRecipe,
+    ResourcePlan,
+    Shortage,
+    Target,
+    TransactionKind,
+    TransferBatch,
 )  # fmt: skip
 from ninfer.contract import Handle
 from ninfer.runtime.costs import pairs

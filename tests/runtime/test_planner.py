@@ -208,9 +208,7 @@ def test_time_is_looked_at_between_assessments():
 
 
 def roomy(device: int = 99):
-    owners = {
-        Handle("continuation", i, 1): {0: Point(2 * PAGE, (2 * i, 2 * i + 1))} for i in range(12)
-    }
+    owners = {Handle("continuation", i, 1): {0: Point(2 * PAGE, (2 * i, 2 * i + 1))} for i in range(12)}
     pages = {p: [True, False] for p in range(24)}
     world = World((device, 99), (0, 0), pages, owners)
     session = SymbolicSession(world, 8 * PAGE, 8, [])

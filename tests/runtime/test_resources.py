@@ -50,7 +50,7 @@ def run_to_end(admit):
                 break
         if keep is Keep.ENDPOINT:
             for last in (False, True):
-                batch = program.decode([sequence], [LICENCE], None) if last else program.finalize_prefill([sequence], None)
+                batch = program.decode([sequence], [LICENCE], None) if last else first(program, sequence)
                 program.wait(batch)
                 program.commit(batch, [RowDecision(1, terminal=last)])
         manager.mark_terminal(adoption.lane, keep)
@@ -58,6 +58,10 @@ def run_to_end(admit):
         return adoption
 
     return run
+
+
+def first(program, sequence):
+    return program.finalize_prefill([sequence], None)
 
 
 def roomy(**fields) -> ScriptedProgram:
@@ -117,7 +121,8 @@ def test_a_failed_copy_is_reported_and_then_aborted(manager_of, admit):
     program.fail_copies = 1
     manager = manager_of(program)
     baseline = program.audit()
-    assert admit(manager) == "failed"
+    assert admit(manager) == "started"
+    assert manager.progress() == "failed"
     manager.abort()
     assert program.audit() == baseline
 
@@ -382,9 +387,7 @@ def test_digests_only_suggest(manager_of, run_to_end, monkeypatch):
 
     def blind(handle, revision):
         summary = real(handle, revision)
-        points = tuple(
-            dataclasses.replace(p, key=dataclasses.replace(p.key, digest=b"")) for p in summary.checkpoints
-        )
+        points = tuple(dataclasses.replace(p, key=dataclasses.replace(p.key, digest=b"")) for p in summary.checkpoints)
         return dataclasses.replace(summary, checkpoints=points)
 
     program.kept.summary = blind

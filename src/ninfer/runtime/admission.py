@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
+from ninfer.context import Shortage
 from ninfer.contract import ProgramPort, SequenceHandle
 from ninfer.errors import EngineFailed, InvalidRequest, InvariantError, RequestAborted
 from ninfer.results import GenerationStart
@@ -89,38 +90,39 @@ class Admission:
             return
         record = self._requests[attempt.request]
         try:
-            started = self._try_start(record, attempt, now)
-            if not started and not self._requests.active:
-                raise InvariantError(f"an idle engine has no room for a request that fits it: {record.request}")
-            if not started:
+            lacking = self._try_start(record, attempt, now)
+            if lacking is not None and not self._requests.active:
+                raise InvariantError(f"an idle engine has no room for a request that fits it: {lacking}")
+            if lacking is not None:
                 self._scheduler.on_refused(record.id)
                 if attempt.past is None:
                     self._protect(record)
         except PlanningFault:
             self._scheduler.withdraw(record.id)
 
-    def _try_start(self, record: RequestRecord, attempt: Attempt, now: float) -> bool:
-        """Plan and start. False: it does not fit, or not without breaking the promise to the protected head."""
+    def _try_start(self, record: RequestRecord, attempt: Attempt, now: float) -> tuple[Shortage, ...] | None:
+        """Plan and start; else what it lacks, if that has a name. It may also break the promise to the protected head.
+        """
         lane = self._resources.free_lane()
         if lane is None:
-            return False
+            return (Shortage("lanes", 1),)
         if attempt.past is not None:
             head, donors = self._requests[attempt.past.request], attempt.past.donors
             rows = self._sequences(donors)
             if not self._pure(record, lambda: self._resources.prove_backfill(head.request, rows, record.request)):
-                return False
+                return ()
         for _ in range(2):  # a plan that goes stale before it starts is made again, once
             planned = self._pure(record, lambda: self._resources.plan(record.request, lane))
             if not isinstance(planned, Planned):
-                return False
+                return planned
             outcome = self._resources.start(planned)
             if outcome != "refused":
                 self._scheduler.on_started(record.id)
                 record.state = RequestState.MATERIALIZING
                 self._waiting_for = record
                 self._follow(outcome, now)
-                return True
-        return False
+                return None
+        return ()
 
     def _protect(self, head: RequestRecord) -> None:
         """Of the active rows, taken by the work they have left, the fewest whose end lets the head start."""
@@ -189,8 +191,8 @@ class Admission:
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def capture(self, row: RequestRecord, position: int, now: float) -> bool:
-        """Make the checkpoint that the row owes at its position. True: the row must not run until it is made, or has just
-        ended because planning it failed. A checkpoint that cannot be had is passed over."""
+        """Make the checkpoint that the row owes at its position. True: the row must not run until it is made, or has
+        just ended because planning it failed. A checkpoint that cannot be had is passed over."""
         (capture, *rest) = row.captures
         row.captures = tuple(rest)
         if self._resources.open:

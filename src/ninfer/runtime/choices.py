@@ -28,6 +28,7 @@ class Planned:
 
     plan: ResourcePlan
     ticket: AdoptionTicket
+    lane: int
     diagnostics: Diagnostics
     request: PreparedRequest | None = None
     source: Candidate | None = None
@@ -58,9 +59,8 @@ class Chooser:
         if outcome.target is None:
             return outcome.shortages
         sealed = session.seal(outcome.target)
-        ticket = AdoptionTicket(sealed.id, lane, sealed.manifest)
         source = sources.candidates[outcome.target.candidate]
-        return Planned(sealed, ticket, outcome.diagnostics, request, source, sources.listed)
+        return Planned(sealed, _ticket(sealed), lane, outcome.diagnostics, request, source, sources.listed)
 
     def capture(self, row: Lane, index: int, capture: PlannedCapture, places: int) -> Planned | str:
         """How to make a checkpoint, or in one word why not. ``places``: free ones for a shared prefix.
@@ -83,9 +83,7 @@ class Chooser:
         target = outcome.target
         if target is not None and (not any(target.levels) or self._worth(row, offer, capture) > outcome.cost):
             sealed = session.seal(target)
-            return Planned(
-                sealed, AdoptionTicket(sealed.id, index, sealed.manifest), outcome.diagnostics, offer=offer
-            )
+            return Planned(sealed, _ticket(sealed), index, outcome.diagnostics, offer=offer)
         if offer.shared and offer.private is not None:
             own = PlannedCapture(CaptureOffer(offer.frontier, offer.private, False), wanted=True)
             return self.capture(row, index, own, places)
@@ -102,6 +100,10 @@ class Chooser:
         spared = self.costs.prefill_ns(PrefillWork(1, gap, pairs(row.reused, gap)))
         retention = Retention.SHARED_STABLE if offer.shared else retention_of(row.request)
         return retention.value * ONE * spared
+
+
+def _ticket(sealed: ResourcePlan) -> AdoptionTicket:
+    return AdoptionTicket(sealed.id, sealed.lane, sealed.manifest)
 
 
 def retention_of(request: PreparedRequest) -> Retention:

@@ -50,7 +50,7 @@ def open_instance(artifact: str | bytes | os.PathLike[Any] | ArtifactSource, opt
     """
     from ninfer.artifact import Artifact, open_artifact
     from ninfer.models.qwen3_5.bind import bind, check
-    from ninfer.program import ExplicitKV, QwenText, Shape, open_program
+    from ninfer.program import ExplicitKV, QwenText, Retention, Shape, open_program
     from ninfer.runtime.devices import DEFAULT_CHUNK, codec, open_device
 
     with ExitStack() as opened:
@@ -70,6 +70,8 @@ def open_instance(artifact: str | bytes | os.PathLike[Any] | ArtifactSource, opt
         chunk = min(options.prefill_chunk or DEFAULT_CHUNK[device.kind], context)
         with Meter("load", None, options.progress, delay=0.5) as meter:
             model = bind(contents, device, progress=meter.reach)
+        room = context * options.max_concurrency if isinstance(options.kv_capacity, str) else 0
+        cache = resolve(options.cache, options.max_concurrency, device.kind, room)
         shape = Shape(
             rows=options.max_concurrency,
             context=context,
@@ -77,10 +79,11 @@ def open_instance(artifact: str | bytes | os.PathLike[Any] | ArtifactSource, opt
             control=len(frontend.close_tokens),
             codec=codec(options, device),
             vocabulary=frontend.vocab_size,
+            spare=cache.device_state_slots,
         )
+        kept = Retention(cache.retained_kv_tokens, cache.host_state_slots, cache.host_kv_bytes)
         kv = None if isinstance(options.kv_capacity, str) else ExplicitKV(options.kv_capacity)
-        cache = resolve(options.cache, options.max_concurrency, device.kind)
-        program = open_program(device, QwenText(model), shape, kv)
+        program = open_program(device, QwenText(model), shape, kv, kept)
         opened.callback(program.close)
         _return_freed_memory()
         name = contents.directory.metadata.get("name")

@@ -28,8 +28,8 @@ class EngineStats:
     that had one, ``complete`` and ``dead_ends`` among them, ``masks`` and ``mask_h2d_bytes``; of compiled languages
     ``entries`` and ``retained_bytes`` now, ``hits``, ``builds``, ``waits`` and ``evictions``; outside their budget
     ``index_bytes`` of the vocabulary's index, ``matchers`` in use and the ``matcher_tokens`` they have read. memory:
-    occupancy reported by the model's stores, each entry named with its unit. context: what is kept of finished requests.
-    Both as of the last admission or end of a request.
+    occupancy reported by the model's stores, each entry named with its unit. context: what is kept of finished
+    requests. Both as of the last admission or end of a request.
     """
 
     waiting: int

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ninfer.context import Assessment, Candidate, CheckpointRef, OwnerLevel, PlanningSession, Shortage, Target
@@ -115,23 +115,23 @@ def plan(
             best, stop = search.improve(best, budget, clock)
             best = search.readmit(best)
     candidates = question.candidates
-    facts = {
-        "offered_reuse": max((c.reused_tokens for c in candidates), default=0),
-        "candidates": len(candidates),
-        "assessments": len(search.seen),
-        "searched": search.searched,
-        "stored": search.stored,
-        "elapsed_ns": clock() - began,
-    }
-    if best is None:
-        return Outcome(None, Diagnostics("blocked", **facts), search.shortages())
-    chosen = Diagnostics(
+    facts = Diagnostics(
         stop,
+        offered_reuse=max((c.reused_tokens for c in candidates), default=0),
+        candidates=len(candidates),
+        assessments=len(search.seen),
+        searched=search.searched,
+        stored=search.stored,
+        elapsed_ns=clock() - began,
+    )
+    if best is None:
+        return Outcome(None, replace(facts, stop="blocked"), search.shortages())
+    chosen = replace(
+        facts,
         now_ns=best.now,
         future_loss_ns=best.loss // ONE,
         chosen_reuse=candidates[best.target.candidate].reused_tokens,
         maximal=maximal and all(search.at_last_level(best.target)),
-        **facts,
     )
     return Outcome(best.target, chosen, cost=best.cost)
 
@@ -230,9 +230,7 @@ class _Search:
 
     # -- what may be looked at -------------------------------------------------------------------------------------
 
-    def improve(
-        self, best: _Assessed, budget: PlannerBudget, clock: Callable[[], int]
-    ) -> tuple[_Assessed, StopReason]:
+    def improve(self, best: _Assessed, budget: PlannerBudget, clock: Callable[[], int]) -> tuple[_Assessed, StopReason]:
         """Best-first over all targets, by lower bound. An expansion is stored whole or not at all."""
         soft = min(budget.most_ns, max(budget.least_ns, best.cost // ONE // budget.fraction))
         began = clock()
@@ -278,9 +276,7 @@ class _Search:
     def _children(self, target: Target) -> list[Target]:
         ladders = self._domain(target.candidate).ladders
         return [
-            _with_level(target, v, level + 1)
-            for v, level in enumerate(target.levels)
-            if level + 1 < len(ladders[v])
+            _with_level(target, v, level + 1) for v, level in enumerate(target.levels) if level + 1 < len(ladders[v])
         ]
 
     # -- prices ----------------------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ninfer.contract import LimitReason, PreparedRequest, SequenceHandle
 from ninfer.errors import NinferError
-from ninfer.runtime.captures import PlannedCapture
 from ninfer.results import FinishReason, GenerationResult, StopReason, Timings, Usage
+from ninfer.runtime.captures import PlannedCapture
 from ninfer.runtime.response import Response
 
 if TYPE_CHECKING:

@@ -71,8 +71,8 @@ class Requests:
     def end(self, row: RequestRecord, ending: Ending, now: float) -> None:
         """The row has run its last unit. It settles at once, unless a resource transaction is open.
 
-        A row whose last output was committed has ended in Program's eyes too and leaves a place to go on from; any other
-        leaves the checkpoints it made on its way.
+        A row whose last output was committed has ended in Program's eyes too and leaves a place to go on from; any
+        other leaves the checkpoints it made on its way.
         """
         row.ending = ending
         row.state = RequestState.TERMINAL_PENDING

@@ -116,9 +116,7 @@ class ResourceManager:
         """Start a plan of this boundary. A stale or refused one leaves everything as it was."""
         if self._open is not None:
             raise InvariantError("a resource transaction is already open")
-        index, request = planned.ticket.lane, planned.request
-        if index is None:
-            raise InvariantError(f"plan {planned.plan.id} names no lane")
+        index, request = planned.lane, planned.request
         lane = self._lanes[index]
         if request is not None and lane.state is not LaneState.FREE:
             raise InvariantError(f"plan {planned.plan.id} names no free lane")
@@ -130,7 +128,8 @@ class ResourceManager:
             return "refused"
         self._open = planned
         self.transaction_version += 1
-        return self.progress() or "started"
+        outcome = self.progress()
+        return "started" if outcome is None or isinstance(outcome, str) else outcome
 
     def progress(self) -> Adoption | Captured | Literal["failed"] | None:
         """Commit and adopt the open transaction if its copies are done; "failed" when one of them did not happen, and
@@ -154,8 +153,7 @@ class ResourceManager:
         self._check(planned, result, committed=False)
         self._adopt_owners(planned, result)
         if planned.request is not None:
-            assert planned.ticket.lane is not None
-            self._lanes[planned.ticket.lane] = Lane()
+            self._lanes[planned.lane] = Lane()
             self.lane_version += 1
         self._closed()
 
@@ -232,12 +230,11 @@ class ResourceManager:
     def _check(self, planned: Planned, result: ResourceResult, *, committed: bool) -> None:
         """Validate a result completely before anything is adopted."""
         kind = TransactionKind.MATERIALIZE if planned.request is not None else TransactionKind.CAPTURE
-        lane = self._lanes[planned.ticket.lane] if planned.ticket.lane is not None else None
+        lane = self._lanes[planned.lane]
         answers = (
             result.transaction == planned.ticket.transaction
             and result.kind is kind
             and result.committed is committed
-            and lane is not None
             and (planned.request is None or lane.state is LaneState.MATERIALIZING)
             and (result.sequence is not None) == (committed and planned.request is not None)
             and {outcome.owner for outcome in result.owners} == set(planned.ticket.claimed)
@@ -255,9 +252,7 @@ class ResourceManager:
             raise InvariantError("a source was consumed that was not given away")
 
     def _adopt_sequence(self, planned: Planned, result: ResourceResult) -> Adoption:
-        index, request, source = planned.ticket.lane, planned.request, planned.source
-        sequence = result.sequence
-        assert index is not None
+        index, request, source, sequence = planned.lane, planned.request, planned.source, result.sequence
         assert request is not None
         assert source is not None
         assert sequence is not None
@@ -290,8 +285,7 @@ class ResourceManager:
         return Adoption(request.id, index, sequence, result.reused_tokens, captures)
 
     def _adopt_capture(self, planned: Planned, result: ResourceResult) -> Captured:
-        index, offer = planned.ticket.lane, planned.offer
-        assert index is not None
+        index, offer = planned.lane, planned.offer
         assert offer is not None
         self._adopt_owners(planned, result)
         lane = self._lanes[index]

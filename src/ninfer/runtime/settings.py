@@ -16,13 +16,13 @@ HOST_STATES = 8
 
 @dataclass(frozen=True, slots=True)
 class CacheSettings:
-    """Fields as in CacheOptions. retained_kv_tokens: None leaves it to Program."""
+    """Fields as in CacheOptions."""
 
     enabled: bool
     device_state_slots: int
     host_state_slots: int
     host_kv_bytes: int
-    retained_kv_tokens: int | None
+    retained_kv_tokens: int
     continuations: int
     shared_prefixes: int
     long_anchors: int
@@ -31,16 +31,15 @@ class CacheSettings:
     candidates: int
 
 
-def resolve(options: CacheOptions, lanes: int, device: str) -> CacheSettings:
-    """``device``: its kind, "cpu" or "cuda". Raises InvalidRequest for a cache that lanes or memory rule out."""
+def resolve(options: CacheOptions, lanes: int, device: str, room: int = 0) -> CacheSettings:
+    """``device``: its kind, "cpu" or "cuda". room: tokens of KV that are kept unless the options say otherwise. Raises
+    InvalidRequest for a cache with less room than lanes."""
     if not options.enabled:
         return CacheSettings(False, 0, 0, 0, 0, lanes, 0, 0, options.anchor_gap, options.aging_window, 1)
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     host = options.host_kv_bytes
     if host is None:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         host = 0 if device == "cpu" else min(HOST_CEILING, memory // 10)
-    if host > memory:
-        raise InvalidRequest(f"{host} bytes exceed the machine's {memory}", field="cache.host_kv_bytes")
     continuations = _default(options.max_continuations, max(2 * lanes, lanes + 4))
     if continuations < lanes:
         raise InvalidRequest(f"{continuations} is less than max_concurrency {lanes}", field="cache.max_continuations")
@@ -49,7 +48,7 @@ def resolve(options: CacheOptions, lanes: int, device: str) -> CacheSettings:
         device_state_slots=_default(options.device_state_slots, lanes),
         host_state_slots=_default(options.host_state_slots, HOST_STATES if host else 0),
         host_kv_bytes=host,
-        retained_kv_tokens=options.retained_kv_tokens,
+        retained_kv_tokens=_default(options.retained_kv_tokens, room),
         continuations=continuations,
         shared_prefixes=_default(options.max_shared_prefixes, max(lanes, 7)),
         long_anchors=options.max_long_anchors,

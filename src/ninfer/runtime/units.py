@@ -33,8 +33,8 @@ class Limits:
 
 
 class Units:
-    """Runs them. At most one batch is pending. ``clock`` reads seconds. ``capture`` makes the checkpoints that a row owes
-    at its position, and says whether it must stand still for them."""
+    """Runs them. At most one batch is pending. ``clock`` reads seconds. ``capture`` makes the checkpoints that a row
+    owes at its position, and says whether it must stand still for them."""
 
     def __init__(
         self,
@@ -58,8 +58,8 @@ class Units:
         self._pending: PendingBatch | None = None
 
     def prefill(self, row: RequestRecord) -> None:
-        """One chunk, as far as the row's next checkpoint; after the last one the row's first token, or the forced tokens
-        that must precede it."""
+        """One chunk, as far as the row's next checkpoint; after the last one the row's first token, or the forced
+        tokens that must precede it."""
         sequence, prompt = sequence_of(row), len(row.request.identity.tokens)
         self._metrics.prefill_units += 1
         position = prompt - self._program.prefill_remaining(sequence)

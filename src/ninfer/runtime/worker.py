@@ -105,7 +105,8 @@ class Worker:
         return min(max(0.0, earliest - self._clock()), _LONGEST_SLEEP_SECONDS) if earliest < math.inf else None
 
     def end_everything(self, error: Callable[[], NinferError]) -> None:
-        """Abort what is open, release what is active, forget lanes and catalogue, complete every response: in that order.
+        """Abort what is open, release what is active, forget lanes and catalogue, complete every response: in that
+        order.
 
         ``error`` makes the error each request ends with. Raises nothing: a step that fails is logged and passed over.
         """
