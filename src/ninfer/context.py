@@ -178,7 +178,7 @@ class Assessment:
     shortages: tuple[Shortage, ...]
     work: MachineWork
     recovery: Mapping[CheckpointRef, tuple[RecoveryRecipe, ...]]
-    source: Literal["root", "move", "fork", "capture"]
+    source: Literal["root", "move", "fork", "capture", "none"]
     ready: bool
 
     @property

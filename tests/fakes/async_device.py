@@ -71,6 +71,13 @@ class AsyncDevice:
     def event(self) -> Event:
         return _Event(self)
 
+    def copies(self) -> AsyncDevice:
+        """One queue for everything: an order that a device with two may have too."""
+        return self
+
+    def follow(self) -> None:
+        pass
+
     def capture(self, work: Callable[[], None]) -> Graph:
         self._capturing = True
         try:

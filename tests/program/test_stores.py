@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
+from ninfer.program.kv import ExecutionRows, KVStore
+from ninfer.program.pages import DevicePagePool
+from ninfer.program.state import StateStore
 
 from ninfer.contract import Handle
 from ninfer.errors import InvariantError, StaleHandle
-from ninfer.program.kv import ExecutionRows, KVStore
 from ninfer.program.layout import PAGE, PoolKind, pages
-from ninfer.program.pages import DevicePagePool
-from ninfer.program.state import StateStore
 
 MAIN = PoolKind.MAIN
 

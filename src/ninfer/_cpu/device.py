@@ -35,6 +35,18 @@ class CpuEvent:
         pass
 
 
+class CpuCopies:
+    """There is nothing beside the host's own work: a copy has happened when its call returns."""
+
+    def __init__(self, device: CpuDevice) -> None:
+        self.upload = device.upload
+        self.download = device.download
+        self.event = device.event
+
+    def follow(self) -> None:
+        pass
+
+
 class CpuGraph:
     """A recording: one native call runs all of it."""
 
@@ -148,6 +160,9 @@ class CpuDevice:
 
     def event(self) -> CpuEvent:
         return CpuEvent()
+
+    def copies(self) -> CpuCopies:
+        return CpuCopies(self)
 
     def capture(self, work: Callable[[], None]) -> CpuGraph:
         if self._tape is not None:

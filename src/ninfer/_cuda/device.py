@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ninfer._cuda import compile as compiler
 from ninfer._cuda import driver
 from ninfer._cuda.buffers import CudaBuffer
+from ninfer._cuda.copies import CudaCopies
 from ninfer._cuda.launch import Dim, Launcher
 from ninfer._cuda.residency import Residency
 from ninfer.contract import ITEM_BYTES, Buffer, DeviceMemory, Shape
@@ -48,15 +49,16 @@ class CudaArena:
 
 
 class CudaEvent:
-    """A point in the device's stream."""
+    """A point in a stream."""
 
-    def __init__(self, device: CudaDevice) -> None:
+    def __init__(self, device: CudaDevice, stream: Any) -> None:
         self._device = device
+        self._stream = stream
         self._event = device.new_event()
 
     def record(self) -> None:
         self._device.enter()
-        driver.call("cuEventRecord", self._event, self._device.stream)
+        driver.call("cuEventRecord", self._event, self._stream)
 
     def done(self) -> bool:
         self._device.enter()
@@ -141,6 +143,8 @@ class CudaDevice:
             nonblocking = driver.bindings().CUstream_flags.CU_STREAM_NON_BLOCKING
             self.stream = driver.call("cuStreamCreate", nonblocking)
             opened.callback(driver.call, "cuStreamDestroy", self.stream)
+            self._copy_stream = driver.call("cuStreamCreate", nonblocking)
+            opened.callback(driver.call, "cuStreamDestroy", self._copy_stream)
             opened.callback(self._free_all)
             self._launcher = Launcher(self.stream)
             self._modules: dict[str, compiler.Module] = {}
@@ -217,13 +221,15 @@ class CudaDevice:
 
     # -- copies
 
-    def upload(self, dst: Buffer, src: npt.NDArray[Any]) -> None:
+    def upload(self, dst: Buffer, src: npt.NDArray[Any], stream: Any = None) -> None:
+        """In the device's stream, or another."""
         self._copy_check(dst, src)
-        driver.call("cuMemcpyHtoDAsync", _ptr(dst), src.ctypes.data, src.nbytes, self.stream)
+        driver.call("cuMemcpyHtoDAsync", _ptr(dst), src.ctypes.data, src.nbytes, stream or self.stream)
 
-    def download(self, dst: npt.NDArray[Any], src: Buffer) -> None:
+    def download(self, dst: npt.NDArray[Any], src: Buffer, stream: Any = None) -> None:
+        """In the device's stream, or another."""
         self._copy_check(src, dst)
-        driver.call("cuMemcpyDtoHAsync", dst.ctypes.data, _ptr(src), dst.nbytes, self.stream)
+        driver.call("cuMemcpyDtoHAsync", dst.ctypes.data, _ptr(src), dst.nbytes, stream or self.stream)
 
     def copy(self, dst: Buffer, src: Buffer) -> None:
         if dst.nbytes != src.nbytes:
@@ -237,8 +243,12 @@ class CudaDevice:
 
     # -- work
 
-    def event(self) -> CudaEvent:
-        return CudaEvent(self)
+    def event(self, stream: Any = None) -> CudaEvent:
+        """A point in the device's stream, or another."""
+        return CudaEvent(self, stream or self.stream)
+
+    def copies(self) -> CudaCopies:
+        return CudaCopies(self, self._copy_stream)
 
     def capture(self, work: Callable[[], None]) -> CudaGraph:
         if self._capturing:

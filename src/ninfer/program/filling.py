@@ -18,7 +18,8 @@ def fill_decode(rows: HostRows, records: Sequence[SequenceRecord]) -> None:
     """One column per row: its anchor. Generated tokens advance all three rotary axes alike."""
     rows.start[:] = [r.frontier for r in records]
     rows.width[:] = 1
-    rows.read[:] = rows.write[:] = [r.slot for r in records]
+    rows.read[:] = [r.read for r in records]
+    rows.write[:] = [r.slot for r in records]
     rows.table[:] = [r.row for r in records]
     rows.tokens[:] = [r.ledger[r.frontier] for r in records]
     rows.positions[:] = [r.frontier + r.request.identity.rope_delta for r in records]
@@ -26,7 +27,7 @@ def fill_decode(rows: HostRows, records: Sequence[SequenceRecord]) -> None:
 
 def fill_recall(rows: HostRows, records: Sequence[SequenceRecord]) -> None:
     """Rows whose stored hidden is sampled from."""
-    rows.read[:] = [r.slot for r in records]
+    rows.read[:] = [r.read for r in records]
 
 
 def fill_sampling(
@@ -68,6 +69,7 @@ def fill_fold(frame: InputFrame, record: SequenceRecord, width: int, accepted: i
 def _fill_one(rows: HostRows, record: SequenceRecord, width: int) -> None:
     rows.start[0] = record.frontier
     rows.width[0] = width
-    rows.read[0] = rows.write[0] = record.slot
+    rows.read[0] = record.read
+    rows.write[0] = record.slot
     rows.table[0] = record.row
     rows.lanes[0] = record.lane

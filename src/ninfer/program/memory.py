@@ -16,7 +16,8 @@ class Shape:
     """The fixed sizes of a Program.
 
     rows: sequences active at once. context: tokens of one sequence. chunk: tokens of one prefill unit. control:
-    tokens of one forced unit. vocabulary: ids that may be sampled.
+    tokens of one forced unit. vocabulary: ids that may be sampled. spare: state slots beyond one per row, for
+    checkpoints.
     """
 
     rows: int
@@ -25,6 +26,11 @@ class Shape:
     control: int
     codec: KVCodec
     vocabulary: int
+    spare: int = 0
+
+    @property
+    def slots(self) -> int:
+        return self.rows + self.spare
 
     @property
     def columns(self) -> int:
@@ -49,10 +55,10 @@ class Memory:
 
 def lay_out(scope: Scopes, device: Device, model: TextModel, shape: Shape, kv_pages: int) -> Memory:
     C, V, blocks = shape.rows, shape.vocabulary, pages(shape.context)
-    placement = Placement(kv_pages, C, blocks, C, shape.columns, shape.control, shape.context, shape.codec)
+    placement = Placement(kv_pages, C, blocks, shape.slots, shape.columns, shape.control, shape.context, shape.codec)
     return Memory(
         model.place(scope, device, placement),
-        scope.buffer("state", (C, model.hidden_size), device.activation),
+        scope.buffer("state", (shape.slots, model.hidden_size), device.activation),
         scope.buffer("logits", (C, model.hidden_size), device.activation),
         scope.buffer("logits", (C, V), "f32"),
         scope.buffer("masks", (C, 1, mask_words(V)), "u32"),

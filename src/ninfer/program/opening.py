@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 from ninfer.contract import Device
-from ninfer.errors import OutOfDeviceMemory
-from ninfer.program.capacity import AutomaticKV, ExplicitKV, resolve_capacity
-from ninfer.program.kv import ExecutionRows, KVStore
-from ninfer.program.layout import build_pool_layouts, pages
+from ninfer.errors import InvalidRequest, OutOfDeviceMemory
+from ninfer.program.capacity import AutomaticKV, ExplicitKV, Retention, resolve_capacity
+from ninfer.program.layout import PoolLayout, build_pool_layouts, pages
 from ninfer.program.memory import Shape, lay_out, measure
-from ninfer.program.pages import DevicePagePool
 from ninfer.program.program import Program
 from ninfer.program.scope import ArenaScope
-from ninfer.program.state import StateStore
+from ninfer.program.store import Store
+from ninfer.program.stores.host import HostArena
+from ninfer.program.stores.images import StateStore
+from ninfer.program.stores.pages import DevicePagePool
+from ninfer.program.stores.rows import ExecutionRows
+from ninfer.program.stores.spaces import KVStore
 from ninfer.program.text import TextModel
 from ninfer.program.traffic import Traffic
-from ninfer.program.transactions import Transactions
+from ninfer.program.transfers import Transfers
 from ninfer.program.units import Units
 
 
@@ -27,25 +31,35 @@ def automatic_kv(device: Device) -> AutomaticKV:
     return AutomaticKV()
 
 
-def open_program(device: Device, model: TextModel, shape: Shape, kv: ExplicitKV | AutomaticKV | None = None) -> Program:
+def open_program(
+    device: Device,
+    model: TextModel,
+    shape: Shape,
+    kv: ExplicitKV | AutomaticKV | None = None,
+    retention: Retention | None = None,
+) -> Program:
     """A Program over a bound model whose weights are resident.
 
-    Raises InvalidRequest("kv_capacity") for an explicit size outside the legal range, and OutOfDeviceMemory with the
-    bytes of every component when the smallest plan does not fit.
+    Raises InvalidRequest("kv_capacity") for an explicit size outside the legal range, InvalidRequest naming an option
+    of the cache that this machine cannot honour, and OutOfDeviceMemory with the bytes of every component when the
+    smallest plan does not fit.
     """
+    retention = retention or Retention()
     free = device.memory().free
+    layouts = build_pool_layouts(model.kv_geometry, shape.codec)
+    _check_host(retention, layouts, shape, model.state_bytes(device.activation))
 
     def total(kv_pages: int) -> int:
         return sum(measure(device, model, shape, kv_pages).values())
 
     try:
         profile, report = resolve_capacity(
-            kv or automatic_kv(device), S=shape.context, C=shape.rows, Q=0, layout_bytes=total, free_bytes=free
-        )
+            kv or automatic_kv(device), S=shape.context, C=shape.rows, Q=pages(retention.tokens), layout_bytes=total,
+            free_bytes=free,
+        )  # fmt: skip
     except OutOfDeviceMemory as error:
         plan = measure(device, model, shape, max(pages(shape.context), shape.rows))
         raise OutOfDeviceMemory(f"{error}: {_table(plan)}", plan=plan, free=error.free) from None
-    layouts = build_pool_layouts(model.kv_geometry, shape.codec)
     arena = device.arena(report.planned_bytes)
     try:
         scope = ArenaScope(arena)
@@ -56,18 +70,32 @@ def open_program(device: Device, model: TextModel, shape: Shape, kv: ExplicitKV 
     except BaseException:
         arena.close()
         raise
-    stores = {
-        kind: KVStore(DevicePagePool(kind, count), rows, profile.logical_pages) for kind, count in kv_pages.items()
-    }
-    state_bytes = model.state_bytes(device.activation)
-    return Program(
-        shape,
-        scope.cursor.components,
-        report,
-        Transactions(profile, stores, StateStore(shape.rows)),
-        units,
-        Traffic(model, layouts, shape.rows, state_bytes),
+    host = HostArena(layouts, retention.host_kv_bytes, retention.superblock)
+    planes = {kind: memory.model.planes(kind) for kind in kv_pages}
+    store = Store(
+        profile=profile,
+        kv={kind: KVStore(DevicePagePool(kind, n), rows, profile.logical_pages, host) for kind, n in kv_pages.items()},
+        states=StateStore(shape.slots, retention.host_states),
+        arena=host,
+        transfers=Transfers(device, planes, (*memory.model.images, memory.stored), host),
+        rows=shape.rows,
+        spare=shape.spare,
+        chunk=shape.chunk,
     )
+    state_bytes = model.state_bytes(device.activation)
+    traffic = Traffic(model, layouts, shape.rows, state_bytes)
+    return Program(shape, scope.cursor.components, report, store, units, traffic)
+
+
+def _check_host(retention: Retention, layouts: tuple[PoolLayout, ...], shape: Shape, state_bytes: int) -> None:
+    """Host memory is promised at the start and taken as it is used, so a promise beyond the machine is refused."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    wanted = retention.host_kv_bytes + retention.host_states * state_bytes
+    if wanted > total:
+        raise InvalidRequest(f"a host tier of {wanted} bytes, the machine has {total}", field="cache.host_kv_bytes")
+    largest = max(layout.host_stride for layout in layouts)
+    if 0 < retention.host_kv_bytes < largest:
+        raise InvalidRequest(f"{retention.host_kv_bytes} bytes hold no page of {largest}", field="cache.host_kv_bytes")
 
 
 def _table(plan: Mapping[str, int]) -> str:

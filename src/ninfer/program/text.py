@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Protocol
 
 from ninfer.contract import Buffer, Device, Scope
@@ -12,7 +12,7 @@ from ninfer.models.qwen3_5 import state as storage
 from ninfer.models.qwen3_5.config import Moe
 from ninfer.models.qwen3_5.weights import AttentionWeights, GdnWeights, Model, MoeWeights
 from ninfer.ops import GdnRecord, GdnState, KVPlanes, Matrix, Rows
-from ninfer.program.layout import KVCodec, KVGeometry
+from ninfer.program.layout import KVCodec, KVGeometry, PoolKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,15 @@ class PlacedModel(Protocol):
     @property
     def blocks(self) -> Buffer | None:
         """Block table i32 [rows, blocks] that passes read; None where nothing is paged."""
+        ...
+
+    def planes(self, pool: PoolKind) -> Sequence[Buffer]:
+        """What a page of the pool consists of: buffers whose first axis is the page id."""
+        ...
+
+    @property
+    def images(self) -> Sequence[Buffer]:
+        """What a state image consists of, without the continuation hidden: buffers whose first axis is the slot."""
         ...
 
     def forward(self, rows: Rows, recorded: bool = False) -> None:
@@ -136,6 +145,14 @@ class PlacedQwenText:
     def blocks(self) -> Buffer | None:
         return self.kv[0].blocks if self.kv else None
 
+    def planes(self, pool: PoolKind) -> Sequence[Buffer]:
+        """Every buffer of the attention layers but the block table they share."""
+        return [b for layer in self.kv for b in _buffers(layer) if b is not layer.blocks]
+
+    @property
+    def images(self) -> Sequence[Buffer]:
+        return [b for layer in self.state for b in _buffers(layer)]
+
     def forward(self, rows: Rows, recorded: bool = False) -> None:
         record = self.record if recorded else None
         passes.forward(self.device.ops, self.model, self.workspace, rows, self.kv, self.state, record)
@@ -154,3 +171,7 @@ def _mixer(mixer: AttentionWeights | GdnWeights) -> tuple[Matrix, ...]:
     if isinstance(mixer, AttentionWeights):
         return (mixer.query, mixer.key, mixer.value, mixer.gate, mixer.output)
     return (mixer.query, mixer.key, mixer.value, mixer.z, mixer.a, mixer.b, mixer.output)
+
+
+def _buffers(layer: KVPlanes | GdnState) -> list[Buffer]:
+    return [b for b in (getattr(layer, f.name) for f in fields(layer)) if b is not None]

@@ -13,9 +13,9 @@ from functools import partial
 from ninfer.contract import Arena, Device, Graph
 from ninfer.errors import DeviceError
 from ninfer.program.frame import HostBlock, InputFrame, end_of, input_fields, output_fields
-from ninfer.program.kv import ExecutionRows
 from ninfer.program.layout import PoolKind, pages
 from ninfer.program.memory import Memory, Shape
+from ninfer.program.stores.rows import ExecutionRows
 
 COUNTERS = ("launches", "uploads", "upload_bytes", "downloads", "download_bytes", "decode_device_ns")
 """What is counted since the start; the last is nanoseconds from the launch of each decode round to its results."""

@@ -6,19 +6,18 @@ import enum
 from dataclasses import dataclass
 from typing import Literal
 
-from ninfer.contract import (
+from ninfer.context import (
     AdoptionTicket,
-    PreparedRequest,
-    ProgramPort,
     ResourcePlan,
     ResourceResult,
-    SequenceHandle,
     Shortage,
     StartStatus,
+    Target,
     TerminalResult,
     TransactionKind,
     TransactionStatus,
 )
+from ninfer.contract import PreparedRequest, ProgramPort, SequenceHandle
 from ninfer.errors import InvariantError
 
 
@@ -84,7 +83,11 @@ class ResourceManager:
 
     def plan(self, request: PreparedRequest, lane: int) -> ResourcePlan | tuple[Shortage, ...]:
         """Pure planning of a start from nothing."""
-        return self._program.plan_root(request, lane)
+        root = self._program.inspect(None, request, False)
+        assert root is not None
+        session = self._program.open_session(request, lane, [root], [])
+        assessment = session.assess(Target(0, ()))
+        return session.seal(Target(0, ())) if assessment.feasible else assessment.shortages
 
     def start(self, plan: ResourcePlan) -> AdmissionVerdict:
         """Start a plan of this boundary. A stale or refused plan leaves everything as it was."""
@@ -95,7 +98,7 @@ class ResourceManager:
             raise InvariantError(f"plan {plan.id} names no free lane")
         lane = self._lanes[index]
         lane.state, lane.request = LaneState.MATERIALIZING, request
-        ticket = AdoptionTicket(plan.id, index)
+        ticket = AdoptionTicket(plan.id, index, plan.manifest)
         if self._program.start(plan, ticket) is not StartStatus.STARTED:
             self._lanes[index] = Lane()
             return AdmissionVerdict("blocked")
@@ -144,8 +147,7 @@ class ResourceManager:
         lane = self._lanes[index]
         if self._open is not None or lane.state is not LaneState.TERMINAL_PENDING or lane.sequence is None:
             raise InvariantError(f"lane {index} cannot settle")
-        end = self._program.finish if lane.retain else self._program.discard
-        result = end(lane.sequence)
+        result = self._program.discard(lane.sequence)
         self._lanes[index] = Lane()
         self.lane_version += 1
         return result

@@ -16,7 +16,8 @@ from operator import attrgetter
 from typing import TypeVar
 
 from ninfer.constraints.masks import batch_masks
-from ninfer.contract import PendingBatch, ProgramPort, ResourcePlan, SequenceHandle, TransactionStatus
+from ninfer.context import ResourcePlan, TransactionStatus
+from ninfer.contract import PendingBatch, ProgramPort, SequenceHandle
 from ninfer.errors import (
     DeadlineExceeded,
     EngineFailed,
