@@ -18,9 +18,10 @@ from ninfer.program.history import Checkpoint, Histories, History
 from ninfer.program.layout import PoolKind, pages
 from ninfer.program.licensing import checkpoint_tokens
 from ninfer.program.sequence import SequenceRecord
+from ninfer.program.stores.blocks import LogicalPage
 from ninfer.program.stores.host import HostArena
 from ninfer.program.stores.images import StateStore
-from ninfer.program.stores.spaces import KVStore, LogicalPage
+from ninfer.program.stores.spaces import KVStore
 from ninfer.program.transfers import Transfers
 
 

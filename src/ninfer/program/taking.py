@@ -11,9 +11,9 @@ from ninfer.program.layout import PoolKind, pages
 from ninfer.program.licensing import checkpoint_tokens
 from ninfer.program.planning import SealedPlan
 from ninfer.program.store import Store
+from ninfer.program.stores.blocks import Branch
 from ninfer.program.stores.host import HostSlot
 from ninfer.program.stores.images import ActiveStateBinding
-from ninfer.program.stores.spaces import Branch
 
 
 @dataclass(slots=True)

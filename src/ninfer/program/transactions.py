@@ -26,7 +26,7 @@ from ninfer.program.layout import PoolKind
 from ninfer.program.outcomes import become_checkpoint, become_row
 from ninfer.program.planning import SealedPlan
 from ninfer.program.store import Store
-from ninfer.program.stores.host import HostSlot
+from ninfer.program.stores.blocks import Demotion
 from ninfer.program.taking import Taken, give_back, take
 
 
@@ -44,7 +44,7 @@ class Running:
     sealed: SealedPlan
     copied: dict[str, int]
     phase: Phase = Phase.DEMOTING
-    demoting: list[tuple[PoolKind, Handle, HostSlot]] = field(default_factory=list)
+    demoting: list[tuple[PoolKind, Demotion]] = field(default_factory=list)
     demoting_images: list[tuple[Handle, int]] = field(default_factory=list)
     taken: Taken = field(default_factory=Taken)
 
@@ -129,8 +129,8 @@ class Transactions:
         if _copies_down(run) or run.taken.copying:
             with suppress(DeviceError):  # what they wrote is not used
                 self.store.transfers.wait()
-        for kind, page, slot in run.demoting:
-            self.store.kv[kind].end_demotion(page, slot, copied=False)
+        for kind, demotion in run.demoting:
+            self.store.kv[kind].end_demotion(demotion, copied=False)
         for image, host in run.demoting_images:
             self.store.states.unpin(image)
             self.store.states.return_host(host)
@@ -165,10 +165,10 @@ class Transactions:
         store, sealed = self.store, run.sealed
         for kind, moves in sealed.pages.items():
             for page in _alive(map(store.kv[kind].pages.at, moves.demoted.tolist())):
-                slot = store.kv[kind].begin_demotion(page)
-                if slot is None:
+                demotion = store.kv[kind].begin_demotion(page)
+                if demotion is None:
                     raise InvariantError("host memory that a plan counted on is not there")
-                run.demoting.append((kind, page, slot))
+                run.demoting.append((kind, demotion))
         for image in _alive(map(store.states.images.at, sealed.images.demoted.tolist())):
             host = store.states.take_host()
             if host is None:
@@ -179,7 +179,7 @@ class Transactions:
             return
         store.transfers.begin()
         for kind, kv in store.kv.items():
-            leases = [(kv.pages.get(page).device, slot) for k, page, slot in run.demoting if k is kind]
+            leases = [(kv.pages.get(d.page).device, d.slot) for k, d in run.demoting if k is kind]
             store.transfers.pages_down(kind, [(lease.page, slot) for lease, slot in leases if lease is not None])
         for image, host in run.demoting_images:
             device = store.states.images.get(image).device
@@ -189,9 +189,9 @@ class Transactions:
 
     def _demoted(self, run: Running) -> None:
         """The copies are there: they replace what they were made from."""
-        for kind, page, slot in run.demoting:
-            self.store.kv[kind].end_demotion(page, slot, copied=True)
-            self.store.kv[kind].drop_device(page)
+        for kind, demotion in run.demoting:
+            self.store.kv[kind].end_demotion(demotion, copied=True)
+            self.store.kv[kind].drop_device(demotion.page)
         for image, host in run.demoting_images:
             self.store.states.unpin(image)
             self.store.states.publish_host(image, host)

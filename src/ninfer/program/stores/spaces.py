@@ -4,99 +4,13 @@ contain the same full page; a page that is not full belongs to one space."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from ninfer.contract import Handle, HandleTable
 from ninfer.errors import InvariantError
 from ninfer.program.layout import PAGE, pages
-from ninfer.program.stores.host import HostArena, HostSlot
-from ninfer.program.stores.pages import DevicePagePool, PageLease, PageReservation
+from ninfer.program.stores.blocks import Branch, Demotion, HostReplica, KVAddressSpace, LogicalPage, PoolAudit
+from ninfer.program.stores.host import HostArena
+from ninfer.program.stores.pages import DevicePagePool, PageLease
 from ninfer.program.stores.rows import ExecutionRows
-
-
-@dataclass(slots=True)
-class HostReplica:
-    """A copy of the first ``coverage`` columns of a page as they were at ``epoch``."""
-
-    slot: HostSlot
-    epoch: int
-    coverage: int
-
-
-@dataclass(slots=True)
-class LogicalPage:
-    """64 cache ordinals of a history and where they are stored.
-
-    committed: 0..64 columns that may be read; a device replica has all of them. epoch: grows when committed columns
-    are cut off, because others may be written in their place. members: spaces that contain it. writer: the active
-    space that may write the columns after the committed ones. pins: copies under way.
-    """
-
-    device: PageLease | None
-    writer: Handle | None = None
-    committed: int = 0
-    epoch: int = 1
-    members: int = 1
-    host: HostReplica | None = None
-    pins: int = 0
-
-    @property
-    def hosted(self) -> bool:
-        """Whether the host replica has every committed column."""
-        return self.host is not None and self.host.epoch == self.epoch and self.host.coverage >= self.committed
-
-
-@dataclass(slots=True)
-class KVAddressSpace:
-    """``committed <= 64 * len(blocks)``; of an active space also ``len(blocks) <= entitlement``.
-
-    An inactive one has no entitlement, reservation or row.
-    """
-
-    blocks: list[Handle] = field(default_factory=list)
-    committed: int = 0
-    entitlement: int = 0
-    reservation: PageReservation | None = None
-    row: int | None = None
-
-    @property
-    def active(self) -> bool:
-        return self.row is not None
-
-
-@dataclass(slots=True)
-class Branch:
-    """A space that is being made from the first ``frontier`` tokens of another, and what it has taken so far.
-
-    kept: pages it will contain. restored: device pages for those of them that are in host memory only. tail: a
-    partial page and the private device page that gets a copy of its leading columns.
-    """
-
-    source: Handle | None
-    frontier: int
-    entitlement: int
-    consume: bool
-    reservation: PageReservation
-    row: int | None
-    kept: list[Handle]
-    restored: list[tuple[Handle, PageLease]]
-    tail: tuple[Handle, PageLease] | None
-
-
-@dataclass(frozen=True, slots=True)
-class PoolAudit:
-    """Occupancy of one pool in pages, recomputed from its spaces. reserved: of active spaces. host: host slots."""
-
-    capacity: int
-    allocated: int
-    reserved: int
-    spaces: int
-    rows: int
-    host: int
-
-    @property
-    def available(self) -> int:
-        return self.capacity - self.allocated - self.reserved
 
 
 class KVStore:
@@ -268,25 +182,28 @@ class KVStore:
 
     # -- replicas of inactive pages ------------------------------------------------------------------------------
 
-    def begin_demotion(self, page: Handle) -> HostSlot | None:
+    def begin_demotion(self, page: Handle) -> Demotion | None:
         """A host slot for a copy of the page, which is pinned meanwhile; None when there is none."""
         p = self.pages.get(page)
         if p.writer is not None or p.device is None:
             raise InvariantError(f"{self.kind.name}: {page} is being written or not on the device")
         slot = self.arena.allocate(self.kind)
-        if slot is not None:
-            p.pins += 1
-        return slot
+        if slot is None:
+            return None
+        p.pins += 1
+        return Demotion(page, slot, p.epoch, p.committed)
 
-    def end_demotion(self, page: Handle, slot: HostSlot, copied: bool) -> None:
+    def end_demotion(self, demotion: Demotion, copied: bool) -> None:
         """The copy is complete: the page has a host replica. Not ``copied``: the slot goes back."""
-        p = self.pages.get(page)
+        p = self.pages.get(demotion.page)
         p.pins -= 1
         if not copied:
-            self.arena.free(slot)
+            self.arena.free(demotion.slot)
             return
+        if (p.epoch, p.committed) != (demotion.epoch, demotion.coverage):
+            raise InvariantError(f"{self.kind.name}: {demotion.page} changed while it was copied")
         self._drop_host(p)
-        p.host = HostReplica(slot, p.epoch, p.committed)
+        p.host = HostReplica(demotion.slot, p.epoch, p.committed)
 
     def drop_device(self, page: Handle) -> None:
         """Keep the host replica alone."""
