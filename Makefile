@@ -2,6 +2,7 @@
 PYTHON ?= python3
 DEMO := .venv
 TEST := .venv-test
+RAY := .venv-ray
 PIP := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test test-full test-browser test-ray lint clean
@@ -35,10 +36,21 @@ test-browser: $(TEST)/.ready
 	command -v chromium || apt-get install -y chromium || { apt-get update && apt-get install -y chromium; }
 	$(TEST)/bin/python -m pytest -m browser
 
+$(RAY)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(RAY)
+	$(RAY)/bin/python $(PIP) numpy numba attrs tokenizers safetensors jinja2 tqdm shtab setuptools
+	$(RAY)/bin/python $(PIP) "ray[serve]" starlette uvicorn prometheus-client pytest pytest-timeout hypothesis
+	$(RAY)/bin/python $(PIP) --no-deps xgrammar apache-tvm-ffi
+	$(RAY)/bin/python $(PIP) --no-deps --no-build-isolation --editable .
+	touch $@
+
+test-ray: $(RAY)/.ready
+	$(RAY)/bin/python -m pytest -m ray tests/examples/test_ray_serve.py
+
 lint: $(TEST)/.ready
 	$(TEST)/bin/ruff check .
 	$(TEST)/bin/ruff format --check .
 	$(TEST)/bin/mypy
 
 clean:
-	rm -rf $(DEMO) $(TEST) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(DEMO) $(TEST) $(RAY) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

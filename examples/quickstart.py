@@ -58,6 +58,7 @@ def main(artifact: Path = ARTIFACT) -> None:
             f"\n{stats.accepted} requests, {stats.prompt_tokens} prompt + {stats.completion_tokens} completion tokens"
             f" in {stats.decode_rounds} decode rounds and {seconds:.2f} s"
         )
+    print(f"\nA chat: ninfer run {artifact}\nA server, with a page to try it: ninfer serve {artifact}")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ STOP, MARKER = 256, 257
 
 
 def legal(index, parser):
-    words = np.zeros(index.words, np.int32)
+    words = np.zeros(index.words, np.uint32)
     parser.fill(words)
     bits = np.unpackbits(words.view(np.uint8), bitorder="little")[: index.size]
     return set(np.flatnonzero(bits).tolist())

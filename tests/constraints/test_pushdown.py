@@ -51,7 +51,7 @@ SCHEMAS = [
 
 
 def legal(index, parser):
-    words = np.zeros(index.words, np.int32)
+    words = np.zeros(index.words, np.uint32)
     parser.fill(words)
     return {int(i) for i in np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))}
 

@@ -18,7 +18,8 @@ from ninfer._cuda.device import CudaDevice
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch, cache: object) -> FakeDriver:
     fake = FakeDriver()
-    monkeypatch.setattr(driver_module, "bindings", lambda: fake)
+    monkeypatch.setattr(driver_module, "cupy", lambda: fake.cupy)
+    monkeypatch.setattr(driver_module, "bindings", lambda: fake.bindings)
     monkeypatch.setattr(compiler, "nvrtc_version", lambda: "nvrtc 13.0")
     source = compiler.Source("add", "text", lambda arch: arch.encode(), lambda: "compiler")
     monkeypatch.setattr(device_module, "kernel_sources", lambda: [source])

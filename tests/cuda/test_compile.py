@@ -29,7 +29,7 @@ def test_a_second_start_compiles_nothing() -> None:
         seen: list[tuple[int, int, str]] = []
         sources = [source(name, built) for name in ("a", "b", "c")]
         cubins = compiler.compile_all(sources, "sm_80", lambda *step, seen=seen: seen.append(step))
-        assert cubins == [b"a text sm_80", b"b text sm_80", b"c text sm_80"]
+        assert [cubin.read_bytes() for cubin in cubins] == [b"a text sm_80", b"b text sm_80", b"c text sm_80"]
         assert seen == [(1, 3, "a"), (2, 3, "b"), (3, 3, "c")]
     assert sorted(built) == ["a sm_80", "b sm_80", "c sm_80"]
 
@@ -37,8 +37,8 @@ def test_a_second_start_compiles_nothing() -> None:
 def test_text_architecture_and_compiler_are_told_apart() -> None:
     built: list[str] = []
     compiler.cubin(source("a", built), "sm_80")
-    assert compiler.cubin(source("a", built, text="other"), "sm_80") == b"a other sm_80"
-    assert compiler.cubin(source("a", built), "sm_90") == b"a text sm_90"
+    assert compiler.cubin(source("a", built, text="other"), "sm_80").read_bytes() == b"a other sm_80"
+    assert compiler.cubin(source("a", built), "sm_90").read_bytes() == b"a text sm_90"
     compiler.cubin(source("a", built, version="2"), "sm_80")
     assert len(built) == 4
 
@@ -46,10 +46,10 @@ def test_text_architecture_and_compiler_are_told_apart() -> None:
 def test_a_damaged_file_is_compiled_again(cache: Path) -> None:
     built: list[str] = []
     compiler.cubin(source("a", built), "sm_80")
-    (file,) = (cache / "cuda").iterdir()
+    (file,) = (cache / "cuda").glob("*.cubin")
     for damage in (file.read_bytes()[:-1], b"", b"x" * 100):
         file.write_bytes(damage)
-        assert compiler.cubin(source("a", built), "sm_80") == b"a text sm_80"
+        assert compiler.cubin(source("a", built), "sm_80").read_bytes() == b"a text sm_80"
     assert len(built) == 4
 
 
@@ -57,7 +57,7 @@ def test_a_folder_that_cannot_be_used_only_costs_time(cache: Path) -> None:
     (cache / "cuda").write_text("in the way")
     built: list[str] = []
     for _ in range(2):
-        assert compiler.cubin(source("a", built), "sm_80") == b"a text sm_80"
+        assert compiler.cubin(source("a", built), "sm_80").read_bytes() == b"a text sm_80"
     assert len(built) == 2
 
 
@@ -68,7 +68,7 @@ def test_a_failed_compilation_leaves_no_file(cache: Path) -> None:
     broken = compiler.Source("broken", "", fail, lambda: "1")
     with pytest.raises(DeviceError, match="broken"):
         compiler.compile_all([source("a", []), broken], "sm_80")
-    assert [file.name.split("-")[0] for file in (cache / "cuda").iterdir()] == ["a"]
+    assert [file.name.split("-")[0] for file in (cache / "cuda").glob("*.cubin")] == ["a"]
 
 
 def test_writers_do_not_disturb_each_other() -> None:
@@ -78,7 +78,7 @@ def test_writers_do_not_disturb_each_other() -> None:
     for thread in threads:
         thread.join()
     built: list[str] = []
-    assert compiler.cubin(source("a", built), "sm_80") == b"a text sm_80"
+    assert compiler.cubin(source("a", built), "sm_80").read_bytes() == b"a text sm_80"
     assert built == []
 
 
@@ -94,8 +94,8 @@ def test_architectures() -> None:
 def test_without_a_gpu_the_missing_piece_is_named() -> None:
     if Path("/proc/driver/nvidia").exists():
         pytest.skip("this machine has a GPU")
-    with pytest.raises(DeviceError, match=r"no NVIDIA (driver|GPU)|install ninfer\[cuda12\]"):
-        driver.bindings()
+    with pytest.raises(DeviceError, match=r"no NVIDIA driver|install ninfer\[cuda12\]"):
+        driver.check_machine(lambda: 13)
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_diagnostics_of_a_kernel_that_does_not_compile(monkeypatch: pytest.Monke
     (tmp_path / "whole.cu").write_text(
         '#include "part.cuh"\nextern "C" __global__ void k(__nv_bfloat16* x) { *x = N; }'
     )
-    code = compiler.cubin(compiler.cuda_source("whole", ("N=3",)), "sm_80")
+    code = compiler.cubin(compiler.cuda_source("whole", ("N=3",)), "sm_80").read_bytes()
     assert code[:4] == b"\x7fELF"
     assert compiler.cuda_source("whole", ("N=3",)).path("sm_80") != compiler.cuda_source("whole", ("N=4",)).path(
         "sm_80"

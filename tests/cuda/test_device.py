@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
-from fakes.cuda_driver import CUresult, FakeDriver
+from fakes.cuda_driver import ILLEGAL_ADDRESS, INVALID_HANDLE, NOT_READY, OUT_OF_MEMORY, FakeDriver
 
 from ninfer._cuda import residency
 from ninfer._cuda.device import CudaDevice
@@ -133,7 +134,7 @@ def test_a_recording_that_raises_leaves_nothing(device: CudaDevice, driver: Fake
         device.capture(broken)
     with pytest.raises(InvariantError):
         device.capture(lambda: device.capture(lambda: None))
-    driver.fail["cuGraphInstantiate"] = CUresult.CUDA_ERROR_OUT_OF_MEMORY
+    driver.fail["graphInstantiate"] = OUT_OF_MEMORY
     with pytest.raises(OutOfDeviceMemory):
         device.capture(lambda: None)
     assert alive(driver) == before
@@ -158,33 +159,64 @@ def test_close_frees_everything_graphs_first(driver: FakeDriver) -> None:
         assert alive(driver) == {}
         assert driver.used == 0
         assert driver.order[0] == "graph"
-        assert driver.order[-2:] == ["stream", "context"]
-        assert driver.order.index("module") < driver.order.index("memory")
+        assert driver.order[-1] == "stream"
+        assert driver.order.index("graph") < driver.order.index("memory")
         arena.close()
         graph.close()
         with pytest.raises(DeviceError, match="closed"):
             device.arena(1)
 
 
+def test_kernels_are_loaded_from_their_files(device: CudaDevice, driver: FakeDriver) -> None:
+    kernel = device.function("add", "add", 64 << 10)
+    device.launch(kernel, (2, 3), 32, 1, shared=64 << 10, dependent=True)
+    assert driver.launches[0][:4] == ("add", (2, 3, 1), (32, 1, 1), 64 << 10)
+    assert {Path(path).read_bytes() for path in driver.loaded} == {b"sm_90a"}
+    driver.fail = {"cuLaunchKernelEx": ILLEGAL_ADDRESS}
+    with pytest.raises(DeviceError, match=r"ILLEGAL_ADDRESS; CUDA works again in a new process"):
+        device.launch(kernel, 1, 32)
+    driver.fail = {"load": INVALID_HANDLE}
+    with pytest.raises(DeviceError, match="InvalidResourceHandle"):
+        device.function("add", "other")
+
+
+def test_copies_run_beside_the_work(device: CudaDevice, driver: FakeDriver) -> None:
+    copies = device.copies()
+    assert copies is device.copies()
+    buffer, values = device.arena(256).buffer(0, (8,), "i32"), device.host((8,), "i32")
+    values[:] = range(8)
+    copies.follow()
+    copies.upload(buffer.slice(2, 6), values[4:])
+    event = copies.event()
+    event.record()
+    assert event.done()
+    copies.lead()
+    back = device.host((8,), "i32")
+    copies.download(back, buffer)
+    assert back.tolist() == [0, 0, 4, 5, 6, 7, 0, 0]
+    with pytest.raises(InvariantError):
+        copies.upload(buffer, values[:4])
+    assert driver.calls["streamWaitEvent"] == 2
+
+
 def test_events_report_faults_and_pending_work(device: CudaDevice, driver: FakeDriver) -> None:
     event = device.event()
-    driver.fail["cuEventQuery"] = CUresult.CUDA_ERROR_NOT_READY
+    driver.fail["eventQuery"] = NOT_READY
     assert not event.done()
-    driver.fail["cuEventQuery"] = driver.fail["cuEventSynchronize"] = CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
-    with pytest.raises(DeviceError, match="ILLEGAL_ADDRESS"):
+    driver.fail["eventQuery"] = driver.fail["eventSynchronize"] = ILLEGAL_ADDRESS
+    with pytest.raises(DeviceError, match=r"700; CUDA works again in a new process"):
         event.done()
-    with pytest.raises(DeviceError, match="cuEventSynchronize"):
+    with pytest.raises(DeviceError, match="eventSynchronize"):
         event.wait()
 
 
 def test_a_device_closes_after_a_fault(driver: FakeDriver) -> None:
     device = CudaDevice()
     device.arena(100)
-    broken = CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
-    driver.fail = dict.fromkeys(("cuCtxSynchronize", "cuMemFree", "cuStreamDestroy", "cuModuleUnload"), broken)
+    broken = ILLEGAL_ADDRESS
+    driver.fail = dict.fromkeys(("streamSynchronize", "free", "streamDestroy"), broken)
     device.close()
-    assert driver.order[-1] == "context"
-    driver.fail = {"cuDevicePrimaryCtxRetain": broken}
+    driver.fail = {"streamCreateWithFlags": broken}
     with pytest.raises(DeviceError, match="new process"):
         CudaDevice()
 
@@ -203,14 +235,14 @@ def test_bandwidth_is_bytes_over_time(driver: FakeDriver, monkeypatch: pytest.Mo
 
 
 FALLIBLE = (
-    "cuDriverGetVersion", "cuDeviceGetCount", "cuDeviceGetAttribute", "cuDevicePrimaryCtxRetain", "cuStreamCreate",
-    "cuModuleLoadData",
+    "driverGetVersion", "getDeviceCount", "getDeviceProperties", "setDevice", "streamCreateWithFlags",
+    "eventCreateWithFlags",
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FALLIBLE)
 def test_a_start_that_fails_leaves_nothing(driver: FakeDriver, name: str) -> None:
-    driver.fail[name] = CUresult.CUDA_ERROR_INVALID_HANDLE
+    driver.fail[name] = INVALID_HANDLE
     with pytest.raises(DeviceError, match=name):
         CudaDevice()
     assert alive(driver) == {}
@@ -223,8 +255,7 @@ def test_machines_that_cannot_serve(driver: FakeDriver) -> None:
     driver.version = 13000
     with pytest.raises(DeviceError, match=r"cuda:3: 1 GPU visible"):
         CudaDevice(3)
-    driver.attributes["CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR"] = 7
-    driver.attributes["CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR"] = 5
+    driver.properties |= {"major": 7, "minor": 5}
     with pytest.raises(DeviceError, match=r"Fake GPU has compute capability 7\.5, kernels need 8\.0"):
         CudaDevice()
     assert alive(driver) == {}

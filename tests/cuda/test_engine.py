@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
-from fakes.cuda_driver import CUresult, FakeDriver
+from fakes.cuda_driver import ILLEGAL_ADDRESS, FakeDriver
 
 import ninfer
 from ninfer._cuda import blas
@@ -24,7 +24,7 @@ def missing() -> None:
 
 
 def test_a_named_gpu_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver_module, "bindings", missing)
+    monkeypatch.setattr(driver_module, "cupy", missing)
     with pytest.raises(DeviceError, match="no NVIDIA driver"):
         open_device(EngineOptions(device="cuda:0"))
 
@@ -32,7 +32,7 @@ def test_a_named_gpu_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_auto_falls_back_to_the_host_and_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(driver_module, "bindings", missing)
+    monkeypatch.setattr(driver_module, "cupy", missing)
     with caplog.at_level(logging.INFO, "ninfer"):
         device = open_device(EngineOptions())
     device.close()
@@ -66,7 +66,8 @@ def machine(monkeypatch: pytest.MonkeyPatch, cache: object) -> FakeDriver:
     """A driver under the product's own Ops; kernels do nothing, so every logit and token is 0."""
     fake = FakeDriver(memory=2 << 30)
     sources = [without_code(source) for source in device_module.kernel_sources()]
-    monkeypatch.setattr(driver_module, "bindings", lambda: fake)
+    monkeypatch.setattr(driver_module, "cupy", lambda: fake.cupy)
+    monkeypatch.setattr(driver_module, "bindings", lambda: fake.bindings)
     monkeypatch.setattr(compiler, "nvrtc_version", lambda: "nvrtc 13.0")
     monkeypatch.setattr(device_module, "kernel_sources", lambda: sources)
     for name in ("__init__", "__call__", "close"):
@@ -100,19 +101,30 @@ def test_a_decode_round_is_two_graphs_one_copy_each_way_and_no_allocation(machin
         generate(engine, 30)
         more = machine.calls - few
         assert len(short.token_ids) == 10
-        assert not any("Alloc" in name or "Free" in name or "Create" in name for name in few + more)
-        assert not any(name.startswith("cuLaunchKernel") for name in more)
-        assert more["cuGraphLaunch"] == 2 * 20
-        assert more["cuMemcpyHtoDAsync"] == more["cuMemcpyDtoHAsync"] == 20
-        assert more["cuCtxSynchronize"] == more["cuStreamSynchronize"] == 0
+        assert not any(word in str(name).lower() for name in few + more for word in ("alloc", "free", "create"))
+        assert not more["cuLaunchKernelEx"]
+        assert more["graphLaunch"] == 2 * 20
+        assert more["memcpyAsync", 1] == more["memcpyAsync", 2] == 20
+        assert more["streamSynchronize"] == 0
     assert {kind: count for kind, count in machine.live.items() if count} == {}
 
 
-@pytest.mark.parametrize("name", ["cuGraphLaunch", "cuEventSynchronize", "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync"])
+def test_a_prefill_chunk_is_one_graph(machine: FakeDriver) -> None:
+    with open_engine(prefill_chunk=40) as engine:
+        generate(engine, 2)
+        for prompt, chunks in ((1, 1), (16, 1), (17, 1), (40, 1), (41, 2), (100, 3)):
+            machine.calls.clear()
+            engine.generate(ninfer.TokenPrompt([1] * prompt), max_tokens=1, sampling=GREEDY)
+            assert machine.calls["graphLaunch"] == chunks + 2, "and two for the first token"
+            assert machine.calls["memcpyAsync", 1] == chunks + 1
+            assert machine.calls["cuLaunchKernelEx"] == 0
+
+
+@pytest.mark.parametrize("name", ["graphLaunch", "eventSynchronize", "memcpyAsync"])
 def test_a_fault_fails_the_engine_and_the_next_one_opens(machine: FakeDriver, name: str) -> None:
     engine = open_engine()
     generate(engine, 4)
-    machine.fail[name] = CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
+    machine.fail[name] = ILLEGAL_ADDRESS
     with pytest.raises(ninfer.EngineFailed) as caught:
         generate(engine, 4)
     assert isinstance(caught.value.__cause__ or caught.value.cause, DeviceError)

@@ -27,8 +27,8 @@ ARTIFACT = ROOT / "examples" / "tiny" / "tiny.ninfer"
 Rows = list[tuple[str, str]]
 
 LIMITS = {
-    "start": 30, "model 4b": 40, "model 27b": 45, "model 0.8b": 25, "tests": 60, "sampler": 30, "ops": 60,
-    "kernels": 70,
+    "start": 30, "first token": 60, "model 4b": 40, "model 27b": 45, "model 0.8b": 25, "model 27b long": 60,
+    "model 27b fp8": 40, "model 35b": 40, "tests": 60, "sampler": 30, "ops": 60, "kernels": 70,
 }  # fmt: skip
 """Seconds of each stage."""
 
@@ -45,28 +45,10 @@ def opened() -> Iterator[Any]:
         device.close()
 
 
-class Clock:
-    """Times work on a device's stream by events."""
-
-    def __init__(self, device: Any) -> None:
-        from ninfer._cuda import driver
-
-        self.device, self._call = device, driver.call
-        device.enter()
-        self._events = [driver.call("cuEventCreate", 0) for _ in range(2)]
-
-    def seconds(self, work: Callable[[], None], repeat: int = 20, rounds: int = 5) -> float:
-        """Median over ``rounds`` of the mean of ``repeat`` submissions."""
-        work()
-        times = []
-        for _ in range(rounds):
-            self._call("cuEventRecord", self._events[0], self.device.stream)
-            for _ in range(repeat):
-                work()
-            self._call("cuEventRecord", self._events[1], self.device.stream)
-            self._call("cuEventSynchronize", self._events[1])
-            times.append(1e-3 * self._call("cuEventElapsedTime", *self._events) / repeat)
-        return median(times)
+def seconds(device: Any, work: Callable[[], object], repeat: int = 20, rounds: int = 5) -> float:
+    """Median over ``rounds`` of the mean of ``repeat`` submissions."""
+    work()
+    return median(device.seconds(lambda: [work() for _ in range(repeat)]) / repeat for _ in range(rounds))
 
 
 def start(out: Path) -> Rows:
@@ -127,7 +109,7 @@ def sampler(out: Path) -> Rows:
     ]  # fmt: skip
     rng = np.random.default_rng(0)
     with opened() as device:
-        lab, clock = Lab(device), Clock(device)
+        lab = Lab(device)
         for B, W in ((1, 1), (8, 1), (8, 8), (8, 16)):
             logits = lab.put(rng.normal(0, 2, (B * W, V)))
             masks = lab.put(rng.integers(0, 2**32, (B, W, V // 32)), "u32")
@@ -151,18 +133,21 @@ def sampler(out: Path) -> Rows:
                 if W > 1:
                     work = partial(lab.ops.accept, outputs, accepted, *shared, drafts, scratch)
                 graph = device.capture(work)
-                seconds = clock.seconds(graph.launch, 5, 3)
-                rows.append((f"sampler, {B} x {W}, {name}", f"{1e6 * seconds:.1f} us"))
+                spent = seconds(device, graph.launch, 5, 3)
+                rows.append((f"sampler, {B} x {W}, {name}", f"{1e6 * spent:.1f} us"))
                 graph.close()
     return rows
 
 
 def ops(out: Path) -> Rows:
     """Seconds of every Op at the sizes of real models."""
-    import measure_ops
+    from ninfer._cuda.bench import Bench
 
     with opened() as device:
-        return measure_ops.main(device)
+        return [
+            (row["case"], f"{row['us']:.1f} us, {row['GB/s']:.0f} GB/s, {row['ratio']:.2f} of reads")
+            for row in Bench(device, ()).measure()
+        ]
 
 
 def pytest(out: Path, *paths: Path) -> Rows:
@@ -190,60 +175,94 @@ def tests(out: Path) -> Rows:
     return pytest(out, HERE / "gpu")
 
 
-def model(geometry: str, recipe: str) -> Callable[[Path], Rows]:
-    """Decoding and prefill of random weights; layers of one shape share their host bytes, not their device bytes."""
+def model(geometry: str, recipe: str, *options: str) -> Callable[[Path], Rows]:
+    """``ninfer bench`` of random weights."""
 
     def measure(out: Path) -> Rows:
-        from ninfer import Engine, SamplingParams, TokenPrompt
-        from ninfer.models.qwen3_5.synthetic import synthetic_source
+        from ninfer.gateway.cli import main as ninfer
 
-        source: Any = synthetic_source(geometry, recipe)
-        make, made = source._random, {}
-
-        def shared(record: Any, tensor: Any) -> Any:
-            key = (record.format, record.shape, tensor.mean, tensor.std)
-            if key not in made:
-                made[key] = make(record, tensor)
-            return made[key]
-
-        source._random = shared
-        begin = time.perf_counter()
-        rows: Rows = []
-        greedy = SamplingParams(temperature=0)
-        with Engine(source, device="cuda:0", max_concurrency=8, max_context=9216, progress=False) as engine:
-            rows.append(("start", f"{time.perf_counter() - begin:.1f} s"))
-            bandwidth = engine.memory_bandwidth()
-
-            def submit(prompt: int, tokens: int) -> Any:
-                ids = [1 + i * 7919 % 200 for i in range(prompt)]
-                return engine.submit(TokenPrompt(ids), max_tokens=tokens, sampling=greedy, ignore_eos=True, block=True)
-
-            submit(64, 8).result()
-            for B in (1, 8):
-                before = engine.stats().memory
-                handles = [submit(1024 if B == 1 else 128, 96) for _ in range(B)]
-                results = [handle.result() for handle in handles]
-                after = engine.stats().memory
-                seconds = max(result.timings.decode for result in results)
-                rate = sum(result.usage.completion_tokens - 1 for result in results) / seconds
-                moved, steps = (after[key] - before.get(key, 0) for key in ("decode_bytes", "decode_rounds"))
-                ratio = moved / steps / (B / rate) / bandwidth
-                rows.append(
-                    (f"decode, {B} rows", f"{rate:,.0f} tok/s, {1e3 * B / rate:.2f} ms, {ratio:.0%} of bandwidth")
-                )
-            for length in (512, 8192):
-                seconds = min(submit(length, 1).result().timings.prefill for _ in range(2))
-                rows.append((f"prefill {length}", f"{length / seconds:,.0f} tok/s"))
+        file = out / "bench.json"
+        fixed = ("--device", "cuda:0", "--prompt", "8192", "--tokens", "96", "--json", str(file))
+        if ninfer(["bench", "--synthetic", geometry, "--recipe", recipe, *fixed, *options]):
+            return []
+        figures = json.loads(file.read_text())
+        rows = [("start", f"{figures['start_seconds']:.1f} s")]
+        rows.append(("prefill 8192", f"{figures['prefill']['tokens_per_second']:,.0f} tok/s"))
+        for row in figures["decode"]:
+            what = f"decode, {row['batch']} rows, {row['context']} tokens"
+            speed = f"{row['tokens_per_second']:,.0f} tok/s, {1e3 * row['round_seconds']:.2f} ms"
+            host = f"host {1e6 * row['host_seconds']:.0f} us"
+            rows.append((what, f"{speed}, {row['bandwidth_ratio']:.0%} of bandwidth, {host}"))
         return [(f"{geometry} {recipe}: {name}", figure) for name, figure in rows]
 
     return measure
 
 
+FIRST_TOKEN = """
+import importlib, sys, time
+begin, file = float(sys.argv[1]), sys.argv[2]
+def mark(name, since):
+    print(f"{name}\t{time.time() - since:.2f} s", flush=True)
+mark("python", begin)
+import prebuilt
+prebuilt.use_named()
+now = time.time()
+import ninfer
+mark("import", now)
+def timed(module, name):
+    module = importlib.import_module(module)
+    work = getattr(module, name)
+    def call(*arguments, **options):
+        now = time.time()
+        try:
+            return work(*arguments, **options)
+        finally:
+            mark(name, now)
+    setattr(module, name, call)
+for place in (("runtime.instance", "_frontend"), ("runtime.devices", "open_device"), ("models.qwen3_5.bind", "bind"),
+              ("program", "open_program")):
+    timed("ninfer." + place[0], place[1])
+with ninfer.Engine(file, device="cuda:0", progress=False) as engine:
+    mark("engine open", begin)
+    engine.generate(ninfer.TokenPrompt(list(range(1, 30))), max_tokens=1)
+    mark("first token", begin)
+    now = time.time()
+mark("close", now)
+"""
+
+
+def first_token(out: Path) -> Rows:
+    """From the start of a process to the first token of 4B bf16, its weights in the page cache; where the time goes."""
+    from ninfer.artifact.writer import write_artifact
+    from ninfer.models.qwen3_5.synthetic import synthetic_source
+
+    source = synthetic_source("4b", "bf16", alike=True)
+    objects = source.directory.objects
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "m.ninfer"
+        write_artifact(file, source.directory, lambda i: [(0, source.view(objects[i].offset, objects[i].nbytes))])
+        rows: Rows = []
+        for attempt in ("first", "second"):
+            command = [sys.executable, "-c", FIRST_TOKEN, str(time.time()), str(file)]
+            done = subprocess.run(command, env=_environment(), capture_output=True, text=True)
+            rows += [
+                (f"4b {attempt} start: {what}", took)
+                for what, took in (line.split("\t") for line in done.stdout.splitlines() if "\t" in line)
+            ]
+            if done.returncode:
+                rows.append((f"4b {attempt} start", done.stderr[-300:]))
+    return rows
+
+
 STAGES: dict[str, Callable[[Path], Rows]] = {
     "start": start,
-    "model 4b": model("4b", "bf16"),
-    "model 27b": model("27b", "q4-mixed"),
-    "model 0.8b": model("0.8b", "bf16"),
+    "first token": first_token,
+    "model 4b": model("4b", "bf16", "--batches", "1,8", "--contexts", "1024"),
+    "model 27b": model("27b", "q4-mixed", "--batches", "1,8", "--contexts", "1024"),
+    "model 0.8b": model("0.8b", "bf16", "--batches", "1,8", "--contexts", "1024"),
+    "model 27b long": model("27b", "q4-mixed", "--batches", "1", "--contexts", "131072"),
+    "model 27b fp8": model("27b", "fp8", "--batches", "1,8", "--contexts", "1024"),
+    "model 35b": model("35b-a3b", "q4-mixed", "--batches", "1,8", "--contexts", "1024"),
     "tests": tests,
     "sampler": sampler,
     "ops": ops,

@@ -22,17 +22,17 @@ def name(source: compiler.Source, arch: str) -> str:
 def build(folder: Path, arch: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     sources = kernel_sources()
-    for source, code in zip(sources, compiler.compile_all(sources, arch), strict=True):
-        (folder / name(source, arch)).write_bytes(code)
+    for source, path in zip(sources, compiler.compile_all(sources, arch), strict=True):
+        (folder / name(source, arch)).write_bytes(path.read_bytes())
 
 
 def use(folder: Path) -> None:
     """Take machine code from the folder where it has it; compile the rest."""
     compile_one = compiler.cubin
 
-    def cubin(source: compiler.Source, arch: str) -> bytes:
+    def cubin(source: compiler.Source, arch: str) -> Path:
         file = folder / name(source, arch)
-        return file.read_bytes() if file.exists() else compile_one(source, arch)
+        return file if file.exists() else compile_one(source, arch)
 
     compiler.cubin = cubin
 

@@ -54,6 +54,9 @@ class AsyncDevice:
     def weights(self, data: npt.NDArray[np.uint8]) -> Buffer:
         return self.real.weights(data)
 
+    def duplicate(self, weights: Buffer) -> Buffer:
+        return self.real.duplicate(weights)
+
     def upload(self, dst: Buffer, src: npt.NDArray[Any]) -> None:
         self.submit(lambda: self.real.upload(dst, src))
 

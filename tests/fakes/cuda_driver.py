@@ -1,5 +1,5 @@
-"""A CUDA driver without a GPU: device memory is host memory, work happens when it or its graph is launched, and every
-handle is accounted for. Any call can be made to fail."""
+"""CuPy without a GPU: device memory is host memory, work happens when it or its graph is launched, and every handle is
+accounted for. Any call can be made to fail."""
 
 from __future__ import annotations
 
@@ -12,233 +12,241 @@ from typing import Any
 
 import numpy as np
 
+OUT_OF_MEMORY, INVALID_HANDLE, NOT_READY, ILLEGAL_ADDRESS = 2, 400, 600, 700
+NAMES = {
+    OUT_OF_MEMORY: "cudaErrorMemoryAllocation", INVALID_HANDLE: "cudaErrorInvalidResourceHandle",
+    ILLEGAL_ADDRESS: "cudaErrorIllegalAddress",
+}  # fmt: skip
+PROPERTIES = {
+    "name": b"Fake GPU", "major": 9, "minor": 0, "multiProcessorCount": 132, "sharedMemPerBlockOptin": 232448,
+}  # fmt: skip
+
+
+class CUDARuntimeError(RuntimeError):
+    def __init__(self, status: int) -> None:
+        super().__init__(f"{NAMES.get(status, status)}: what it says")
+        self.status = status
+
+
+class CUDADriverError(CUDARuntimeError):
+    pass
+
 
 class CUresult(IntEnum):
     CUDA_SUCCESS = 0
-    CUDA_ERROR_OUT_OF_MEMORY = 2
-    CUDA_ERROR_NO_DEVICE = 100
-    CUDA_ERROR_INVALID_HANDLE = 400
-    CUDA_ERROR_NOT_READY = 600
-    CUDA_ERROR_ILLEGAL_ADDRESS = 700
-
-
-OK = CUresult.CUDA_SUCCESS
-ATTRIBUTES = {
-    "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR": 9,
-    "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR": 0,
-    "CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT": 132,
-    "CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 232448,
-}
+    CUDA_ERROR_ILLEGAL_ADDRESS = ILLEGAL_ADDRESS
 
 
 class FakeDriver:
-    """``live`` counts the handles of each kind; ``order`` lists what was destroyed; ``fail`` names calls to fail."""
-
-    CUresult = CUresult
-    CUdevice_attribute = SimpleNamespace(**{name: name for name in ATTRIBUTES})
-    CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES="shared")
-    CUevent_flags = SimpleNamespace(CU_EVENT_DISABLE_TIMING=2, CU_EVENT_DEFAULT=0)
-    CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=1)
-    CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED=2)
-    CUlaunchAttributeID = SimpleNamespace(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION=6)
-    CUlaunchConfig = SimpleNamespace
+    """``cupy`` and ``bindings`` stand for the packages. ``live`` counts the handles of each kind; ``order`` lists what
+    was destroyed; ``fail`` names calls to fail and their status."""
 
     def __init__(self, version: int = 13000, memory: int = 1 << 30) -> None:
         self.version, self.total, self.used = version, memory, 0
-        self.attributes = dict(ATTRIBUTES)
+        self.properties = dict(PROPERTIES)
         self.memory: dict[int, np.ndarray] = {}
         self.live: Counter[str] = Counter()
         self.order: list[str] = []
-        self.fail: dict[str, CUresult] = {}
+        self.fail: dict[str, int] = {}
         self.launches: list[tuple[Any, ...]] = []
         self.calls: Counter[str] = Counter()
-        self._tape: list[Callable[[], None]] = []
-        self._captured: Any = None
-        self._made = 0
+        self.loaded: list[str] = []
+        self.cupy = SimpleNamespace(
+            RawModule=lambda path: _Module(self, path),
+            cuda=SimpleNamespace(runtime=_Runtime(self), driver=SimpleNamespace(CUDADriverError=CUDADriverError)),
+        )
+        self.bindings = SimpleNamespace(
+            CUlaunchAttributeID=SimpleNamespace(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION=6),
+            CUlaunchAttribute=lambda: SimpleNamespace(value=SimpleNamespace(programmaticStreamSerializationAllowed=0)),
+            CUlaunchConfig=SimpleNamespace,
+            CUstream=lambda stream: stream,
+            cuLaunchKernelEx=self._launch,
+        )
+        self.tape: list[Callable[[], None]] = []
+        self.captured: Any = None
+        self.made = 0
+
+    def enter(self, name: str, error: type[CUDARuntimeError] = CUDARuntimeError) -> None:
+        """Count a call, and fail it if it is to fail."""
+        self.calls[name] += 1
+        if name in self.fail:
+            raise error(self.fail[name])
+
+    def do(self, work: Callable[[], Any], stream: Any) -> None:
+        if stream == self.captured:
+            self.tape.append(work)
+        else:
+            work()
+
+    def _launch(self, config: Any, function: Any, address: int, extra: int) -> Any:
+        c = config
+        self.calls["cuLaunchKernelEx"] += 1
+        if "cuLaunchKernelEx" in self.fail:
+            return (CUresult(self.fail["cuLaunchKernelEx"]),)
+        if hasattr(c, "attrs"):
+            assert c.attrs[0].value.programmaticStreamSerializationAllowed == c.numAttrs == 1
+        grid, block = (c.gridDimX, c.gridDimY, c.gridDimZ), (c.blockDimX, c.blockDimY, c.blockDimZ)
+        words, shared = list((ctypes.c_void_p * 64).from_address(address)), c.sharedMemBytes
+        slots = [ctypes.c_int64.from_address(word).value for word in words]
+        self.do(lambda: self.launches.append((function, grid, block, shared, slots)), c.hStream)
+        return (CUresult.CUDA_SUCCESS,)
+
+
+class _Module:
+    """A loaded file of machine code; a kernel's handle is its name."""
+
+    def __init__(self, fake: FakeDriver, path: str) -> None:
+        self._fake, self._path = fake, path
+
+    def get_function(self, symbol: str) -> Any:
+        return _Kernel(self._fake, self._path, symbol)
+
+
+class _Kernel:
+    max_dynamic_shared_size_bytes = 0
+
+    def __init__(self, fake: FakeDriver, path: str, symbol: str) -> None:
+        self._fake, self._path, self._symbol = fake, path, symbol
+
+    @property
+    def kernel(self) -> SimpleNamespace:
+        self._fake.enter("load", CUDADriverError)
+        self._fake.loaded.append(self._path)
+        return SimpleNamespace(ptr=self._symbol)
+
+
+class _Runtime:
+    """``cupy.cuda.runtime``."""
+
+    CUDARuntimeError = CUDARuntimeError
+
+    def __init__(self, fake: FakeDriver) -> None:
+        self._fake = fake
 
     def __getattribute__(self, name: str) -> Any:
-        value = object.__getattribute__(self, name)
-        if not name.startswith("cu") or not callable(value):
-            return value
+        if name.startswith("_") or name == "CUDARuntimeError":
+            return object.__getattribute__(self, name)
+        function, fake = object.__getattribute__(self, name), self._fake
 
         def call(*args: Any) -> Any:
-            self.calls[name] += 1
-            failure = self.fail.get(name, OK)
-            return (failure, None) if failure else value(*args)
+            if name == "eventQuery":  # CuPy hands its status through
+                return fake.fail.get(name, 0)
+            fake.enter(name)
+            return function(*args)
 
         return call
 
-    @staticmethod
-    def CUlaunchAttribute() -> SimpleNamespace:
-        return SimpleNamespace(id=None, value=SimpleNamespace(programmaticStreamSerializationAllowed=0))
-
-    def cuGetErrorString(self, status: CUresult) -> Any:
-        return OK, status.name.lower().encode()
-
     # the machine
-    def cuDriverGetVersion(self) -> Any:
-        return OK, self.version
+    def driverGetVersion(self) -> int:
+        return self._fake.version
 
-    def cuDeviceGetCount(self) -> Any:
-        return OK, 1
+    def getDeviceCount(self) -> int:
+        return 1
 
-    def cuDeviceGet(self, index: int) -> Any:
-        return OK, index
+    def getDeviceProperties(self, index: int) -> dict[str, Any]:
+        return self._fake.properties
 
-    def cuDeviceGetAttribute(self, name: str, device: int) -> Any:
-        return OK, self.attributes[name]
+    def setDevice(self, index: int) -> None: ...
 
-    def cuDeviceGetName(self, length: int, device: int) -> Any:
-        return OK, b"Fake GPU\0\0"
+    def memGetInfo(self) -> tuple[int, int]:
+        return self._fake.total - self._fake.used, self._fake.total
 
-    def cuMemGetInfo(self) -> Any:
-        return OK, self.total - self.used, self.total
-
-    # contexts and handles
-    def cuDevicePrimaryCtxRetain(self, device: int) -> Any:
-        return self._make("context")
-
-    def cuDevicePrimaryCtxRelease(self, device: int) -> Any:
-        return self._drop("context")
-
-    def cuCtxSetCurrent(self, context: Any) -> Any:
-        return (OK,)
-
-    def cuCtxSynchronize(self) -> Any:
-        return (OK,)
-
-    def cuStreamCreate(self, flags: int) -> Any:
+    # streams and events
+    def streamCreateWithFlags(self, flags: int) -> str:
         return self._make("stream")
 
-    def cuStreamDestroy(self, stream: Any) -> Any:
-        return self._drop("stream")
+    def streamDestroy(self, stream: Any) -> None:
+        self._drop("stream")
 
-    def cuEventCreate(self, flags: int) -> Any:
+    def streamSynchronize(self, stream: Any) -> None:
+        assert stream != self._fake.captured
+
+    def streamWaitEvent(self, stream: Any, event: Any) -> None:
+        assert stream != self._fake.captured, "recorded work cannot wait for work that is not"
+
+    def eventCreate(self) -> str:
         return self._make("event")
 
-    def cuEventDestroy(self, event: Any) -> Any:
-        return self._drop("event")
+    def eventCreateWithFlags(self, flags: int) -> str:
+        return self._make("event")
 
-    def cuEventRecord(self, event: Any, stream: Any) -> Any:
-        return (OK,)
+    def eventDestroy(self, event: Any) -> None:
+        self._drop("event")
 
-    def cuEventQuery(self, event: Any) -> Any:
-        return (OK,)
+    def eventRecord(self, event: Any, stream: Any) -> None: ...
 
-    def cuStreamWaitEvent(self, stream: Any, event: Any, flags: int) -> Any:
-        assert stream != self._captured, "recorded work cannot wait for work that is not"
-        return (OK,)
+    def eventQuery(self, event: Any) -> int: ...
 
-    def cuStreamSynchronize(self, stream: Any) -> Any:
-        assert stream != self._captured
-        return (OK,)
+    def eventElapsedTime(self, begin: Any, end: Any) -> float:
+        return 0.25
 
-    def cuEventElapsedTime(self, begin: Any, end: Any) -> Any:
-        return OK, 0.25
-
-    def cuEventSynchronize(self, event: Any) -> Any:
-        return (OK,)
-
-    def cuModuleLoadData(self, code: bytes) -> Any:
-        return self._make("module")
-
-    def cuModuleUnload(self, module: Any) -> Any:
-        return self._drop("module")
-
-    def cuModuleGetFunction(self, module: Any, symbol: bytes) -> Any:
-        return OK, symbol.decode()
-
-    def cuFuncSetAttribute(self, function: Any, attribute: Any, value: int) -> Any:
-        return (OK,)
+    def eventSynchronize(self, event: Any) -> None: ...
 
     # memory
-    def cuMemAlloc(self, nbytes: int) -> Any:
-        if nbytes > self.total - self.used:
-            return CUresult.CUDA_ERROR_OUT_OF_MEMORY, None
-        self.used += nbytes
-        return OK, self._allocate("memory", nbytes)
+    def malloc(self, nbytes: int) -> int:
+        if nbytes > self._fake.total - self._fake.used:
+            raise CUDARuntimeError(OUT_OF_MEMORY)
+        self._fake.used += nbytes
+        return self._allocate("memory", nbytes)
 
-    def cuMemFree(self, ptr: int) -> Any:
-        self.used -= self.memory[ptr].nbytes - 256
-        del self.memory[ptr]
-        return self._drop("memory")
+    def free(self, ptr: int) -> None:
+        self._fake.used -= self._fake.memory[ptr].nbytes - 256
+        del self._fake.memory[ptr]
+        self._drop("memory")
 
-    def cuMemHostAlloc(self, nbytes: int, flags: int) -> Any:
-        return OK, self._allocate("pinned", nbytes)
+    def hostAlloc(self, nbytes: int, flags: int) -> int:
+        return self._allocate("pinned", nbytes)
 
-    def cuMemFreeHost(self, ptr: int) -> Any:
-        del self.memory[ptr]
-        return self._drop("pinned")
+    def freeHost(self, ptr: int) -> None:
+        del self._fake.memory[ptr]
+        self._drop("pinned")
 
-    def cuMemsetD8Async(self, ptr: int, value: int, nbytes: int, stream: Any) -> Any:
-        return self._do(lambda: ctypes.memset(ptr, value, nbytes), stream)
+    def memsetAsync(self, ptr: int, value: int, nbytes: int, stream: Any) -> None:
+        self._fake.do(lambda: ctypes.memset(ptr, value, nbytes), stream)
 
-    def cuMemcpyHtoDAsync(self, dst: int, src: int, nbytes: int, stream: Any) -> Any:
-        return self._do(lambda: ctypes.memmove(dst, src, nbytes), stream)
+    def memcpyAsync(self, dst: int, src: int, nbytes: int, direction: int, stream: Any) -> None:
+        assert direction in (1, 2, 3)
+        self._fake.calls["memcpyAsync", direction] += 1
+        self._fake.do(lambda: ctypes.memmove(dst, src, nbytes), stream)
 
-    cuMemcpyDtoHAsync = cuMemcpyDtoDAsync = cuMemcpyHtoDAsync
+    # recordings
+    def streamBeginCapture(self, stream: Any, mode: int) -> None:
+        self._fake.tape, self._fake.captured = [], stream
 
-    # work
-    def cuLaunchKernel(self, function: Any, *rest: Any) -> Any:
-        grid, block, shared, stream, address = rest[:3], rest[3:6], *rest[6:9]
-        words = list((ctypes.c_void_p * 64).from_address(address))
-        slots = [ctypes.c_int64.from_address(word).value for word in words]
-        return self._do(lambda: self.launches.append((function, grid, block, shared, slots)), stream)
+    def streamEndCapture(self, stream: Any) -> Any:
+        self._fake.captured = None
+        self._fake.live["recorded"] += 1
+        return self._fake.tape
 
-    def cuLaunchKernelEx(self, config: Any, function: Any, address: int, extra: int) -> Any:
-        c = config
-        grid, block = (c.gridDimX, c.gridDimY, c.gridDimZ), (c.blockDimX, c.blockDimY, c.blockDimZ)
-        assert c.attrs[0].value.programmaticStreamSerializationAllowed == c.numAttrs == 1
-        return self.cuLaunchKernel(function, *grid, *block, c.sharedMemBytes, c.hStream, address, extra)
+    def graphDestroy(self, recorded: Any) -> None:
+        self._drop("recorded")
 
-    def cuStreamBeginCapture(self, stream: Any, mode: int) -> Any:
-        self._tape, self._captured = [], stream
-        return (OK,)
+    def graphInstantiate(self, recorded: Any) -> Any:
+        self._fake.live["graph"] += 1
+        return [lambda: None, *recorded]
 
-    def cuStreamEndCapture(self, stream: Any) -> Any:
-        self._captured = None
-        self.live["recorded"] += 1
-        return OK, self._tape
+    def graphUpload(self, graph: Any, stream: Any) -> None: ...
 
-    def cuGraphDestroy(self, recorded: Any) -> Any:
-        return self._drop("recorded")
-
-    def cuGraphInstantiate(self, recorded: Any, flags: int) -> Any:
-        self.live["graph"] += 1
-        return OK, list(recorded)
-
-    def cuGraphUpload(self, graph: Any, stream: Any) -> Any:
-        return (OK,)
-
-    def cuGraphLaunch(self, graph: Any, stream: Any) -> Any:
+    def graphLaunch(self, graph: Any, stream: Any) -> None:
         for work in graph:
             work()
-        return (OK,)
 
-    def cuGraphExecDestroy(self, graph: Any) -> Any:
-        return self._drop("graph")
+    def graphExecDestroy(self, graph: Any) -> None:
+        self._drop("graph")
 
     # own
-    def _make(self, kind: str) -> Any:
-        self.live[kind] += 1
-        self._made += 1
-        return OK, f"{kind} {self._made}"
+    def _make(self, kind: str) -> str:
+        self._fake.live[kind] += 1
+        self._fake.made += 1
+        return f"{kind} {self._fake.made}"
 
-    def _drop(self, kind: str) -> Any:
-        self.live[kind] -= 1
-        self.order.append(kind)
-        return (OK,)
+    def _drop(self, kind: str) -> None:
+        self._fake.live[kind] -= 1
+        self._fake.order.append(kind)
 
     def _allocate(self, kind: str, nbytes: int) -> int:
         memory = np.full(nbytes + 256, 0xCD, np.uint8)
-        self.live[kind] += 1
+        self._fake.live[kind] += 1
         ptr = -(-memory.ctypes.data // 256) * 256
-        self.memory[ptr] = memory
+        self._fake.memory[ptr] = memory
         return ptr
-
-    def _do(self, work: Callable[[], Any], stream: Any) -> Any:
-        if stream == self._captured:
-            self._tape.append(work)
-        else:
-            work()
-        return (OK,)

@@ -44,6 +44,7 @@ class Session:
         self.text = self.thinking = ""
         self.tool_calls: tuple[ToolCall, ...] = ()
         self.thinking_tokens = 0
+        self.stop_string = None
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
 

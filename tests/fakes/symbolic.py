@@ -206,7 +206,7 @@ class SymbolicDevice:
     activation = "u64"
 
     def __init__(self, delayed: bool = False, memory: int = 1 << 24) -> None:
-        self.delayed = delayed
+        self.delayed = self.asynchronous = delayed
         self.total = memory
         self.held = 0
         self.ops = SymbolicOps(self)

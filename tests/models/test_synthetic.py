@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -107,3 +108,23 @@ def test_logits_do_not_depend_on_the_number_of_threads(runner: ModuleType) -> No
         results.append(runner.Runner(device, model, tokens=64).prefill(tokens, 16))
         device.close()
     np.testing.assert_array_equal(*results)
+
+
+def test_alike_layers_are_made_once_and_copied_on_the_device(
+    device: CpuDevice, runner: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, copied = [], []
+    weights, duplicate = device.weights, device.duplicate
+
+    def copy(original: Any) -> Any:
+        copied.append((original, duplicate(original)))
+        return copied[-1][1]
+
+    monkeypatch.setattr(device, "weights", lambda data: made.append(data) or weights(data))
+    monkeypatch.setattr(device, "duplicate", copy)
+    model = bind(Artifact(synthetic_source("tiny", "q4-mixed", alike=True)), device)
+    assert 0 < len(made) < len(copied)
+    for original, other in copied:
+        assert original.address != other.address
+        np.testing.assert_array_equal(original.array, other.array)
+    assert np.isfinite(runner.Runner(device, model).prefill(np.arange(20), 64)).all()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -195,7 +195,7 @@ def experts(b: Bench) -> Iterator[Line]:
         )  # fmt: skip
 
 
-def run(words: list[str]) -> None:
+def run(words: Sequence[str]) -> None:
     """Print the table; with ``words`` only of lines that contain one of them."""
     b = Bench()
     bandwidth, madds = b.device.read_bandwidth(), b.madds()

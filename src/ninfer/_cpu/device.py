@@ -140,6 +140,9 @@ class CpuDevice:
             raise InvariantError("weights are contiguous bytes")
         return CpuBuffer(data, "u8")
 
+    def duplicate(self, weights: Buffer) -> CpuBuffer:
+        return CpuBuffer(cast(CpuBuffer, weights).array.copy(), "u8")
+
     def upload(self, dst: Buffer, src: npt.NDArray[Any]) -> None:
         self._check_host(dst, src)
         self._copy(dst, src)

@@ -17,7 +17,8 @@ _WORKSPACE = 32 << 20
 class Blas:
     """Products on a device's stream. Raises DeviceError where the library is missing.
 
-    The library is called directly: CuPy's binding moves every call to CuPy's own current stream.
+    The library is called directly: CuPy's binding sets a stream before every call, which takes the workspace given here
+    away again, so that the library would allocate memory inside recordings.
     """
 
     def __init__(self, device: Any) -> None:

@@ -7,9 +7,11 @@ code, which every driver of the compiler's major CUDA version runs as it is.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import logging
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -81,18 +83,15 @@ def kernel_names() -> list[str]:
     return sorted(path.stem for path in KERNELS.glob("*.cu"))
 
 
-def cubin(source: Source, arch: str) -> bytes:
-    """The machine code of a source, compiled if the cache does not have it. Raises DeviceError with the diagnostics."""
+def cubin(source: Source, arch: str) -> Path:
+    """The file of a source's machine code, compiled if the cache does not have it. Raises DeviceError with the
+    diagnostics."""
     path = source.path(arch)
-    cached = _load(path)
-    if cached is None:
-        cached = source.build(arch)
-        _save(path, cached)
-    return cached
+    return path if _whole(path) else _save(path, source.build(arch))
 
 
-def compile_all(sources: Sequence[Source], arch: str, progress: Progress | None = None) -> list[bytes]:
-    """Cubins of many sources, compiled side by side."""
+def compile_all(sources: Sequence[Source], arch: str, progress: Progress | None = None) -> list[Path]:
+    """Files of the machine code of many sources, compiled side by side."""
     with ThreadPoolExecutor(max_workers=min(len(os.sched_getaffinity(0)), max(1, len(sources)))) as pool:
         pending = [pool.submit(cubin, source, arch) for source in sources]
         for done, (source, each) in enumerate(zip(sources, pending, strict=True), 1):
@@ -100,30 +99,6 @@ def compile_all(sources: Sequence[Source], arch: str, progress: Progress | None 
             if progress is not None:
                 progress(done, len(sources), source.name)
         return [each.result() for each in pending]
-
-
-class Module:
-    """A cubin loaded into the current context. Functions stay valid until ``close``."""
-
-    def __init__(self, code: bytes) -> None:
-        self._handle = driver.call("cuModuleLoadData", code)
-        self._functions: dict[str, Any] = {}
-        self._shared: dict[str, int] = {}
-
-    def function(self, symbol: str, shared: int = 0) -> Any:
-        """The kernel ``symbol`` (extern "C"), allowed at least ``shared`` bytes of dynamic shared memory a block."""
-        known = self._functions.get(symbol)
-        if known is None:
-            known = self._functions[symbol] = driver.call("cuModuleGetFunction", self._handle, symbol.encode())
-        if shared > self._shared.get(symbol, 48 << 10):  # one limit a kernel: what was allowed once stays allowed
-            limit = driver.bindings().CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            driver.call("cuFuncSetAttribute", known, limit, shared)
-            self._shared[symbol] = shared
-        return known
-
-    def close(self) -> None:
-        self._functions.clear()
-        driver.call("cuModuleUnload", self._handle)
 
 
 # -- compilers -----------------------------------------------------------------------------------------------------
@@ -201,25 +176,46 @@ def package_versions(*names: str) -> str:
 # -- the folder ----------------------------------------------------------------------------------------------------
 
 
-def _load(path: Path) -> bytes | None:
-    """The cubin in a file, or None where there is none or it is damaged."""
+def _whole(path: Path) -> bool:
+    """Whether the file is there and is what was written."""
     try:
-        data = path.read_bytes()
+        code, digest = path.read_bytes(), _sum(path).read_bytes()
     except OSError:
-        return None
-    code = data[_DIGEST:]
-    if hashlib.blake2b(code, digest_size=_DIGEST).digest() != data[:_DIGEST]:
+        return False
+    whole = hashlib.blake2b(code, digest_size=_DIGEST).digest() == digest
+    if not whole:
         log.warning("ignoring the damaged kernel %s", path.name)
-        return None
-    return code
+    return whole
 
 
-def _save(path: Path, code: bytes) -> None:
-    """Write a file that is whole or absent, whoever else writes it; a folder that cannot be used only costs time."""
+def _save(path: Path, code: bytes) -> Path:
+    """Keep code in its file, whole or not at all, whoever else writes it, and its digest beside it. A folder that
+    cannot be used only costs time: the code then lies in a temporary file."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(hashlib.blake2b(code, digest_size=_DIGEST).digest() + code)
-        os.replace(file.name, path)
+        _replace(path, code)
+        _replace(_sum(path), hashlib.blake2b(code, digest_size=_DIGEST).digest())
+        return path
     except OSError as error:
         log.warning("compiled kernels cannot be kept in %s: %s", path.parent, error)
+    with tempfile.NamedTemporaryFile(dir=_scratch(), suffix=path.suffix, delete=False) as file:
+        file.write(code)
+    return Path(file.name)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        file.write(data)
+    os.replace(file.name, path)
+
+
+def _sum(path: Path) -> Path:
+    return path.with_suffix(".sum")
+
+
+@cache
+def _scratch() -> str:
+    """A folder of this process, removed with it."""
+    folder = tempfile.mkdtemp(prefix="ninfer-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder

@@ -1,9 +1,10 @@
-"""A CUDA GPU as a device: one stream of the GPU's primary context, memory by address, recordings as CUDA Graphs."""
+"""A CUDA GPU as a device: one stream for its work, memory by address, recordings as CUDA Graphs."""
 
 from __future__ import annotations
 
 import ctypes
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, cast
@@ -14,17 +15,26 @@ import numpy.typing as npt
 from ninfer._cuda import compile as compiler
 from ninfer._cuda import driver
 from ninfer._cuda.buffers import CudaBuffer
-from ninfer._cuda.copies import CudaCopies
-from ninfer._cuda.launch import Dim, Launcher
+from ninfer._cuda.launch import Dim, Launcher, Module
 from ninfer._cuda.residency import Residency
+from ninfer._cuda.streams import (
+    DISABLE_TIMING,
+    HOST_DTYPES,
+    NON_BLOCKING,
+    ON_DEVICE,
+    TO_DEVICE,
+    TO_HOST,
+    CudaCopies,
+    CudaEvent,
+    CudaGraph,
+    copy,
+)
 from ninfer.contract import ITEM_BYTES, Buffer, DeviceMemory, Shape
 from ninfer.errors import DeviceError, InvariantError, OutOfDeviceMemory
 from ninfer.ops import Ops
 
-HOST_DTYPES = {
-    "u8": np.uint8, "i8": np.int8, "f16": np.float16, "bf16": np.uint16, "i32": np.int32, "u32": np.uint32,
-    "f32": np.float32, "i64": np.int64, "u64": np.uint64,
-}  # fmt: skip
+_RELAXED = 2
+"""Capture mode: what an Op prepares when it is first used may allocate and copy, on another stream."""
 
 
 class CudaArena:
@@ -48,51 +58,6 @@ class CudaArena:
             self._device.free(ptr)
 
 
-class CudaEvent:
-    """A point in a stream."""
-
-    def __init__(self, device: CudaDevice, stream: Any) -> None:
-        self._device = device
-        self._stream = stream
-        self._event = device.new_event()
-
-    def record(self) -> None:
-        self._device.enter()
-        driver.call("cuEventRecord", self._event, self._stream)
-
-    def done(self) -> bool:
-        self._device.enter()
-        statuses = driver.bindings().CUresult
-        status = driver.bindings().cuEventQuery(self._event)[0]
-        if status not in (statuses.CUDA_SUCCESS, statuses.CUDA_ERROR_NOT_READY):
-            driver.fail("cuEventQuery", status)
-        return bool(status == statuses.CUDA_SUCCESS)
-
-    def wait(self) -> None:
-        self._device.enter()
-        driver.call("cuEventSynchronize", self._event)
-
-
-class CudaGraph:
-    """A recording: one launch submits all of it."""
-
-    def __init__(self, device: CudaDevice, executable: Any) -> None:
-        self._device = device
-        self._executable = executable
-
-    def launch(self) -> None:
-        if self._executable is None:
-            raise InvariantError("a closed graph was launched")
-        self._device.enter()
-        driver.call("cuGraphLaunch", self._executable, self._device.stream)
-
-    def close(self) -> None:
-        executable, self._executable = self._executable, None
-        if executable is not None:
-            self._device.forget(self)
-            driver.call("cuGraphExecDestroy", executable)
-
-
 class CudaDevice:
     """GPU number ``index`` of those visible to the process.
 
@@ -109,176 +74,171 @@ class CudaDevice:
     def __init__(self, index: int = 0, progress: compiler.Progress | None = None) -> None:
         from ninfer._cuda.ops import CudaOps
 
-        attributes = driver.bindings().CUdevice_attribute
-        driver.check_driver(driver.driver_version(), compiler.compiler_major())
-        count = driver.call("cuDeviceGetCount")
+        count = driver.check_machine(compiler.compiler_major)
         if not 0 <= index < count:
             raise DeviceError(f"cuda:{index}: {count} GPU{'s' if count != 1 else ''} visible to this process")
-        self._device = driver.call("cuDeviceGet", index)
-
-        def attribute(name: str) -> int:
-            return int(driver.call("cuDeviceGetAttribute", getattr(attributes, name), self._device))
-
-        name = driver.call("cuDeviceGetName", 128, self._device).split(b"\0")[0].decode()
-        self.capability = (
-            attribute("CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR"),
-            attribute("CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR"),
-        )
+        facts = driver.call("getDeviceProperties", index)
+        name = facts["name"].decode()
+        self.capability = (facts["major"], facts["minor"])
         driver.check_capability(name, self.capability)
         self.name = f"cuda:{index} ({name})"
         self.arch = compiler.architecture(self.capability)
-        self.multiprocessors = attribute("CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT")
-        self.shared_limit = attribute("CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
+        self.multiprocessors: int = facts["multiProcessorCount"]
+        self.shared_limit: int = facts["sharedMemPerBlockOptin"]
+        self.asked: Counter[str] = Counter()
+        """How often each kernel was asked for, by module and symbol."""
+        self._index = index
         self._allocations: set[int] = set()
         self._pinned: list[int] = []
         self._graphs: set[CudaGraph] = set()
-        self._events: list[Any] = []
+        self._events: list[int] = []
+        self._copies: CudaCopies | None = None
         self._capturing = self._closed = False
         sources = kernel_sources()
         cubins = compiler.compile_all(sources, self.arch, progress)
         with ExitStack() as opened:  # closed from the last to the first: graphs go before the memory they name
-            self._context = driver.call("cuDevicePrimaryCtxRetain", self._device)
-            opened.callback(driver.call, "cuDevicePrimaryCtxRelease", self._device)
             self.enter()
-            nonblocking = driver.bindings().CUstream_flags.CU_STREAM_NON_BLOCKING
-            self.stream = driver.call("cuStreamCreate", nonblocking)
-            opened.callback(driver.call, "cuStreamDestroy", self.stream)
-            self._copy_stream = driver.call("cuStreamCreate", nonblocking)
-            opened.callback(driver.call, "cuStreamDestroy", self._copy_stream)
+            self.stream: int = driver.call("streamCreateWithFlags", NON_BLOCKING)
+            opened.callback(driver.call, "streamDestroy", self.stream)
             opened.callback(self._free_all)
             self._launcher = Launcher(self.stream)
-            self._modules: dict[str, compiler.Module] = {}
-            for source, code in zip(sources, cubins, strict=True):
-                self._modules[source.name] = compiler.Module(code)
-                opened.callback(self._modules[source.name].close)
+            self._modules = {s.name: Module(path) for s, path in zip(sources, cubins, strict=True)}
             self._residency = Residency(self)
             opened.callback(self._residency.close)
-            self._loaded = self.new_event()
+            self._loaded = CudaEvent(self, self._residency.stream)
             ops = CudaOps(self)
             self.ops = cast(Ops, ops)
             opened.callback(ops.close)
-            opened.callback(self._close_graphs)
-            opened.callback(driver.call, "cuCtxSynchronize")
+            opened.callback(self._close_streams)
+            opened.callback(driver.call, "streamSynchronize", self.stream)
             self._opened = opened.pop_all()
 
     # -- memory
 
     def memory(self) -> DeviceMemory:
         self.enter()
-        free, total = driver.call("cuMemGetInfo")
+        free, total = driver.call("memGetInfo")
         return DeviceMemory(int(total), int(free))
 
     def read_bandwidth(self) -> float:
         """Bytes a second of a large read, the best of several."""
         blocks, threads = 16 * self.multiprocessors, 256
         words = min(512 << 20, self.memory().free // 2) // 8 // (4 * blocks * threads) * (4 * blocks * threads)
-        flags = driver.bindings().CUevent_flags.CU_EVENT_DEFAULT
-        begin, end = (driver.call("cuEventCreate", flags) for _ in range(2))
         arena = self.arena(8 * words + 8 * blocks * threads)
         try:
             data, out = CudaBuffer(arena.ptr, (words,), "u64"), arena.ptr + 8 * words
-            best = math.inf
-            for _ in range(8):
-                driver.call("cuEventRecord", begin, self.stream)
-                self.launch(self.function("sweep", "sweep"), blocks, threads, out, data, words)
-                driver.call("cuEventRecord", end, self.stream)
-                driver.call("cuEventSynchronize", end)
-                best = min(best, driver.call("cuEventElapsedTime", begin, end))
-            return data.nbytes / (1e-3 * best)
+            sweep = self.function("sweep", "sweep")
+            best = min(self.seconds(lambda: self.launch(sweep, blocks, threads, out, data, words)) for _ in range(8))
+            return data.nbytes / best
         finally:
             arena.close()
-            for event in (begin, end):
-                driver.call("cuEventDestroy", event)
+
+    def seconds(self, work: Callable[[], object]) -> float:
+        """Seconds that the device spends on what ``work`` submits; waits for it."""
+        self.enter()
+        marks = [driver.call("eventCreate") for _ in range(2)]
+        try:
+            driver.call("eventRecord", marks[0], self.stream)
+            work()
+            driver.call("eventRecord", marks[1], self.stream)
+            driver.call("eventSynchronize", marks[1])
+            return 1e-3 * float(driver.call("eventElapsedTime", *marks))
+        finally:
+            for mark in marks:
+                driver.call("eventDestroy", mark)
 
     def arena(self, nbytes: int) -> CudaArena:
         ptr = self.allocate(nbytes)
-        driver.call("cuMemsetD8Async", ptr, 0, nbytes, self.stream)
+        driver.call("memsetAsync", ptr, 0, nbytes, self.stream)
         return CudaArena(self, ptr, nbytes)
 
     def host(self, shape: Shape, dtype: str) -> npt.NDArray[Any]:
         self.enter()
         count, word = math.prod(shape), ITEM_BYTES[dtype]
-        ptr = int(driver.call("cuMemHostAlloc", max(1, count * word), 0))
+        ptr = int(driver.call("hostAlloc", max(1, count * word), 0))
         self._pinned.append(ptr)
         ctypes.memset(ptr, 0, count * word)
         memory = np.ctypeslib.as_array((ctypes.c_uint8 * (count * word)).from_address(ptr))
         return memory.view(HOST_DTYPES[dtype]).reshape(shape)
 
     def weights(self, data: npt.NDArray[np.uint8]) -> CudaBuffer:
-        self.enter()
-        buffer = self._residency.add(data)
-        driver.call("cuEventRecord", self._loaded, self._residency.stream)
-        driver.call("cuStreamWaitEvent", self.stream, self._loaded, 0)
-        return buffer
+        return self._resident(lambda: self._residency.add(data))
+
+    def duplicate(self, weights: Buffer) -> CudaBuffer:
+        return self._resident(lambda: self._residency.copy(cast(CudaBuffer, weights)))
 
     def table(self, words: Sequence[int]) -> CudaBuffer:
         """Addresses and other 64-bit words as i64 [n], resident as long as the device. Also while work is recorded."""
         self.enter()
         data = np.array(words, np.int64)
         buffer = self._residency.add(data.view(np.uint8))
-        driver.call("cuStreamSynchronize", self._residency.stream)
+        driver.call("streamSynchronize", self._residency.stream)
         return CudaBuffer(buffer.ptr, data.shape, "i64")
+
+    def _resident(self, load: Callable[[], CudaBuffer]) -> CudaBuffer:
+        """What ``load`` gives, for work that is submitted from now on."""
+        self.enter()
+        buffer = load()
+        self._loaded.record()
+        self._loaded.hold(self.stream)
+        return buffer
 
     # -- copies
 
-    def upload(self, dst: Buffer, src: npt.NDArray[Any], stream: Any = None) -> None:
-        """In the device's stream, or another."""
-        self._copy_check(dst, src)
-        driver.call("cuMemcpyHtoDAsync", _ptr(dst), src.ctypes.data, src.nbytes, stream or self.stream)
+    def upload(self, dst: Buffer, src: npt.NDArray[Any]) -> None:
+        copy(self, dst, src, TO_DEVICE, self.stream)
 
-    def download(self, dst: npt.NDArray[Any], src: Buffer, stream: Any = None) -> None:
-        """In the device's stream, or another."""
-        self._copy_check(src, dst)
-        driver.call("cuMemcpyDtoHAsync", dst.ctypes.data, _ptr(src), dst.nbytes, stream or self.stream)
+    def download(self, dst: npt.NDArray[Any], src: Buffer) -> None:
+        copy(self, src, dst, TO_HOST, self.stream)
 
     def copy(self, dst: Buffer, src: Buffer) -> None:
         if dst.nbytes != src.nbytes:
             raise InvariantError(f"copy of {src.nbytes} bytes into {dst.nbytes}")
         self.enter()
-        driver.call("cuMemcpyDtoDAsync", _ptr(dst), _ptr(src), dst.nbytes, self.stream)
+        driver.call("memcpyAsync", _ptr(dst), _ptr(src), dst.nbytes, ON_DEVICE, self.stream)
 
     def zero(self, dst: Buffer) -> None:
         self.enter()
-        driver.call("cuMemsetD8Async", _ptr(dst), 0, dst.nbytes, self.stream)
+        driver.call("memsetAsync", _ptr(dst), 0, dst.nbytes, self.stream)
 
     # -- work
 
-    def event(self, stream: Any = None) -> CudaEvent:
-        """A point in the device's stream, or another."""
-        return CudaEvent(self, stream or self.stream)
+    def event(self) -> CudaEvent:
+        return CudaEvent(self, self.stream)
 
     def copies(self) -> CudaCopies:
-        return CudaCopies(self, self._copy_stream)
+        """The device's second stream, for copies; made when first asked for."""
+        if self._copies is None:
+            self.enter()
+            self._copies = CudaCopies(self)
+        return self._copies
 
     def capture(self, work: Callable[[], None]) -> CudaGraph:
         if self._capturing:
             raise InvariantError("a recording inside a recording")
         self.enter()
-        # Relaxed: what an Op prepares when it is first used may allocate and copy, on another stream.
-        mode = driver.bindings().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-        driver.call("cuStreamBeginCapture", self.stream, mode)
+        driver.call("streamBeginCapture", self.stream, _RELAXED)
         self._capturing = True
         try:
             work()
         except BaseException:
             with suppress(DeviceError):  # what the work raised says more than a broken capture
-                driver.call("cuGraphDestroy", driver.call("cuStreamEndCapture", self.stream))
+                driver.call("graphDestroy", driver.call("streamEndCapture", self.stream))
             raise
         finally:
             self._capturing = False
-        recorded = driver.call("cuStreamEndCapture", self.stream)
+        recorded = driver.call("streamEndCapture", self.stream)
         try:
-            executable = driver.call("cuGraphInstantiate", recorded, 0)
+            graph = CudaGraph(self, recorded)
         finally:
-            driver.call("cuGraphDestroy", recorded)
-        driver.call("cuGraphUpload", executable, self.stream)
-        graph = CudaGraph(self, executable)
+            driver.call("graphDestroy", recorded)
         self._graphs.add(graph)
         return graph
 
     def function(self, module: str, symbol: str, shared: int = 0) -> Any:
-        """A kernel of ``kernels/<module>.cu`` or of a Numba module, for ``launch``; see ``compile.Module.function``."""
+        """A kernel of ``kernels/<module>.cu`` or of a Numba module, for ``launch``; see ``launch.Module``."""
         self.enter()
+        self.asked[f"{module}.{symbol}"] += 1
         return self._modules[module].function(symbol, shared)
 
     def launch(
@@ -289,17 +249,17 @@ class CudaDevice:
         self._launcher(function, grid, block, *args, shared=shared, dependent=dependent)
 
     def enter(self) -> None:
-        """Make the GPU's context the calling thread's."""
+        """Make this GPU the calling thread's."""
         if self._closed:
             raise DeviceError(f"{self.name} is closed")
-        driver.call("cuCtxSetCurrent", self._context)
+        driver.call("setDevice", self._index)
 
     # -- for arenas, weights, events and graphs
 
-    def new_event(self) -> Any:
-        """A driver event that lives as long as the device."""
+    def new_event(self) -> int:
+        """A CUDA event that lives as long as the device."""
         self.enter()
-        event = driver.call("cuEventCreate", driver.bindings().CUevent_flags.CU_EVENT_DISABLE_TIMING)
+        event: int = driver.call("eventCreateWithFlags", DISABLE_TIMING)
         self._events.append(event)
         return event
 
@@ -307,7 +267,7 @@ class CudaDevice:
         """Address of device memory that lives until ``free`` or as long as the device. Raises OutOfDeviceMemory."""
         self.enter()
         try:
-            ptr = int(driver.call("cuMemAlloc", max(nbytes, 1)))
+            ptr = int(driver.call("malloc", max(nbytes, 1)))
         except OutOfDeviceMemory as error:
             free = self.memory().free
             raise OutOfDeviceMemory(f"{nbytes} bytes needed, {free} free on {self.name}", free=free) from error
@@ -319,7 +279,7 @@ class CudaDevice:
         if ptr in self._allocations:
             self.enter()
             self._allocations.discard(ptr)
-            driver.call("cuMemFree", ptr)
+            driver.call("free", ptr)
 
     def forget(self, graph: CudaGraph) -> None:
         """A graph that was closed."""
@@ -335,23 +295,21 @@ class CudaDevice:
                 self._opened.close()
             self._closed = True
 
-    def _close_graphs(self) -> None:
+    def _close_streams(self) -> None:
         for graph in list(self._graphs):
             graph.close()
+        if self._copies is not None:
+            driver.call("streamSynchronize", self._copies.stream)
+            self._copies.close()
 
     def _free_all(self) -> None:
         for event in self._events:
-            driver.call("cuEventDestroy", event)
+            driver.call("eventDestroy", event)
         for ptr in self._allocations:
-            driver.call("cuMemFree", ptr)
+            driver.call("free", ptr)
         for ptr in self._pinned:
-            driver.call("cuMemFreeHost", ptr)
+            driver.call("freeHost", ptr)
         self._allocations.clear()
-
-    def _copy_check(self, buffer: Buffer, array: npt.NDArray[Any]) -> None:
-        if not array.flags.c_contiguous or array.dtype != HOST_DTYPES[buffer.dtype] or array.nbytes != buffer.nbytes:
-            raise InvariantError(f"host array {array.dtype} {array.shape} for a buffer {buffer.dtype} {buffer.shape}")
-        self.enter()
 
 
 def kernel_sources() -> list[compiler.Source]:

@@ -1,7 +1,8 @@
-"""The one door to the CUDA driver: found when first used, every status checked, every failure typed."""
+"""The one door to CUDA: CuPy's runtime, found when first used, every status checked, every failure typed."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -13,72 +14,75 @@ MIN_CAPABILITY = (8, 0)
 MIN_DRIVER = 12000
 """Oldest CUDA version a driver must support, as the driver counts: 1000 * major + 10 * minor."""
 
-LASTING = {
-    f"CUDA_ERROR_{name}"
-    for name in (
-        "ILLEGAL_ADDRESS", "LAUNCH_TIMEOUT", "ASSERT", "HARDWARE_STACK_ERROR", "ILLEGAL_INSTRUCTION",
-        "MISALIGNED_ADDRESS", "INVALID_ADDRESS_SPACE", "INVALID_PC", "LAUNCH_FAILED", "ECC_UNCORRECTABLE",
-    )
-}  # fmt: skip
-"""Faults after which every CUDA call of the process fails, whatever is destroyed and made anew."""
+OUT_OF_MEMORY, NOT_READY = 2, 600
+"""Statuses that mean something here."""
+
+LASTING = {214, 700, 702, 710, 714, 715, 716, 717, 718, 719}
+"""Faults (uncorrectable memory, illegal address, timeout, assertion, hardware stack, illegal instruction, misaligned
+address, address space, program counter, launch failure) after which every CUDA call of the process fails."""
 
 EXTRAS = "install ninfer[cuda12] or ninfer[cuda13]"
 
 
 @cache
+def cupy() -> Any:
+    """CuPy. Raises DeviceError where it is missing."""
+    try:
+        import cupy
+    except ImportError as error:
+        raise DeviceError(f"no CuPy ({error}): {EXTRAS}") from error
+    return cupy
+
+
+@cache
 def bindings() -> Any:
-    """``cuda.bindings.driver``, with the driver initialised. Raises DeviceError naming what is missing."""
+    """``cuda.bindings.driver``, for what CuPy's launches lack. Raises DeviceError where it is missing."""
     try:
         from cuda.bindings import driver
     except ImportError as error:
-        raise DeviceError(f"no CUDA Python packages ({error}): {EXTRAS}") from error
-    try:
-        (status,) = driver.cuInit(0)
-    except RuntimeError as error:
-        raise DeviceError(f"no NVIDIA driver on this machine: {error}") from error
-    if status == driver.CUresult.CUDA_ERROR_NO_DEVICE:
-        raise DeviceError("no NVIDIA GPU is visible to this process")
-    if status != driver.CUresult.CUDA_SUCCESS:
-        raise DeviceError(f"the NVIDIA driver cannot start: {status.name}")
+        raise DeviceError(f"no cuda.bindings ({error}): {EXTRAS}") from error
     return driver
 
 
 def call(name: str, *args: Any) -> Any:
-    """Call a driver function by name; its result (None, a value, or a tuple). Raises DeviceError with its status."""
-    driver = bindings()
-    status, *values = getattr(driver, name)(*args)
-    if status != driver.CUresult.CUDA_SUCCESS:
-        fail(name, status)
-    return values[0] if len(values) == 1 else tuple(values) or None
+    """Call a function of the CUDA runtime by its name in CuPy; its result. Raises DeviceError with its status."""
+    return checked(name, getattr(cupy().cuda.runtime, name), *args)
 
 
-def fail(name: str, status: Any) -> None:
-    """Raise the error of a status. ``status`` is a CUresult other than success."""
-    driver = bindings()
-    if status == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
-        raise OutOfDeviceMemory(f"{name}: out of device memory")
-    _, text = driver.cuGetErrorString(status)
-    advice = "; CUDA works again in a new process" if status.name in LASTING else ""
-    raise DeviceError(f"{name}: {status.name}: {text.decode() if text else 'unknown error'}{advice}")
+def checked(name: str, work: Callable[..., Any], *args: Any) -> Any:
+    """The result of ``work``, which CuPy does. Raises DeviceError, beginning with ``name``, when CUDA refuses it."""
+    cuda = cupy().cuda
+    try:
+        return work(*args)
+    except (cuda.runtime.CUDARuntimeError, cuda.driver.CUDADriverError) as error:
+        raise failure(name, error.status, str(error)) from None
 
 
-def driver_version() -> int:
-    """CUDA version the driver supports, 1000 * major + 10 * minor."""
-    return int(call("cuDriverGetVersion"))
+def failure(name: str, status: int, text: str) -> DeviceError:
+    """The error of a call that did not succeed. text: CUDA's name of the status and what it says."""
+    if status == OUT_OF_MEMORY:
+        return OutOfDeviceMemory(f"{name}: out of device memory")
+    advice = "; CUDA works again in a new process" if status in LASTING else ""
+    return DeviceError(f"{name}: {text}{advice}")
 
 
-def version_text(version: int) -> str:
-    return f"{version // 1000}.{version % 1000 // 10}"
-
-
-def check_driver(version: int, compiler_major: int) -> None:
-    """Refuse a driver that cannot run the kernels. Code of a major CUDA version needs a driver of that version."""
-    needed = max(MIN_DRIVER, 1000 * compiler_major)
+def check_machine(compiler_major: Callable[[], int]) -> int:
+    """How many GPUs this process sees. Raises DeviceError where the driver is missing or cannot run the kernels: code
+    of a major CUDA version needs a driver of that version."""
+    version = call("driverGetVersion")
+    if not version:
+        raise DeviceError("no NVIDIA driver on this machine")
+    needed = max(MIN_DRIVER, 1000 * compiler_major())
     if version < needed:
         raise DeviceError(
             f"the NVIDIA driver supports CUDA {version_text(version)}, kernels need {version_text(needed)}: "
             "update the driver or install the extra of its CUDA version"
         )
+    return int(call("getDeviceCount"))
+
+
+def version_text(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"
 
 
 def check_capability(name: str, capability: tuple[int, int]) -> None:

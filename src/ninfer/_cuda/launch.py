@@ -1,4 +1,4 @@
-"""Starting kernels on a stream, in or outside a capture.
+"""Kernels: loaded from machine code, and started on a stream, in or outside a capture.
 
 Arguments become eight-byte slots that the driver reads as far as each parameter is wide: an int fits any integer
 parameter, a buffer is its address, a float is a C ``float`` (``numpy.float64`` is a ``double``), bytes are a structure
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -63,23 +64,43 @@ class Packer:
             self._pointers[i] = self._slots[i]
 
 
-class Launcher:
-    """Launches on one stream of the current context. ``dependent`` lets a kernel start while its predecessor ends: it
-    must wait (``griddepcontrol.wait``) before it reads what that one writes."""
+class Module:
+    """A cubin, loaded when the first of its kernels is asked for; CuPy keeps it as long as the process."""
 
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
+    def __init__(self, path: Path) -> None:
+        self._module = driver.cupy().RawModule(path=str(path))
+        self._kernels: dict[str, Any] = {}
+        self._shared: dict[str, int] = {}
+
+    def function(self, symbol: str, shared: int = 0) -> int:
+        """The kernel ``symbol`` (extern "C"), allowed at least ``shared`` bytes of dynamic shared memory a block."""
+        known = self._kernels.get(symbol)
+        if known is None:
+            known = self._kernels[symbol] = self._module.get_function(symbol)
+        if shared > self._shared.get(symbol, 48 << 10):  # one limit a kernel: what was allowed once stays allowed
+            driver.checked(symbol, setattr, known, "max_dynamic_shared_size_bytes", shared)
+            self._shared[symbol] = shared
+        return driver.checked(symbol, lambda: known.kernel.ptr)
+
+
+class Launcher:
+    """Launches on one stream of the current GPU. CuPy's own launches cannot be ``dependent``: a dependent kernel may
+    start while its predecessor ends, and must wait (``griddepcontrol.wait``) before it reads what that one writes."""
+
+    def __init__(self, stream: int) -> None:
         self._packer = Packer()
         self._lock = threading.Lock()
         self._driver = driver.bindings()
-        self._ok = self._driver.CUresult.CUDA_SUCCESS
-        self._attribute = self._driver.CUlaunchAttribute()
         kinds = self._driver.CUlaunchAttributeID
-        self._attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        self._attribute.value.programmaticStreamSerializationAllowed = 1
+        attribute = self._driver.CUlaunchAttribute()
+        attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        self._plain, self._dependent = self._driver.CUlaunchConfig(), self._driver.CUlaunchConfig()
+        self._plain.hStream = self._dependent.hStream = self._driver.CUstream(stream)
+        self._dependent.attrs, self._dependent.numAttrs = [attribute], 1
 
     def __call__(
-        self, function: Any, grid: Dim, block: Dim, *args: Any, shared: int = 0, dependent: bool = False
+        self, function: int, grid: Dim, block: Dim, *args: Any, shared: int = 0, dependent: bool = False
     ) -> None:
         """Submit ``function`` over ``grid`` blocks of ``block`` threads with ``shared`` bytes of dynamic memory."""
         gx, gy, gz = _dims(grid)
@@ -87,23 +108,17 @@ class Launcher:
         if not gx * gy * gz:
             return
         with self._lock:
+            config = self._dependent if dependent else self._plain
+            config.gridDimX, config.gridDimY, config.gridDimZ = gx, gy, gz
+            config.blockDimX, config.blockDimY, config.blockDimZ = bx, by, bz
+            config.sharedMemBytes = shared
             keep = self._packer.pack(args)
             try:
-                if dependent:
-                    config = self._driver.CUlaunchConfig()
-                    config.gridDimX, config.gridDimY, config.gridDimZ = gx, gy, gz
-                    config.blockDimX, config.blockDimY, config.blockDimZ = bx, by, bz
-                    config.sharedMemBytes, config.hStream = shared, self._stream
-                    config.attrs, config.numAttrs = [self._attribute], 1
-                    (status,) = self._driver.cuLaunchKernelEx(config, function, self._packer.address, 0)
-                else:
-                    (status,) = self._driver.cuLaunchKernel(
-                        function, gx, gy, gz, bx, by, bz, shared, self._stream, self._packer.address, 0
-                    )
+                (status,) = self._driver.cuLaunchKernelEx(config, function, self._packer.address, 0)
             finally:
                 self._packer.release(keep)
-        if status != self._ok:
-            driver.fail("cuLaunchKernel", status)
+        if status:
+            raise driver.failure("cuLaunchKernelEx", int(status), status.name)
 
 
 def _dims(value: Dim) -> tuple[int, int, int]:

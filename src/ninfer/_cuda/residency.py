@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from ninfer._cuda import driver
 from ninfer._cuda.buffers import CudaBuffer
+from ninfer._cuda.streams import NON_BLOCKING, ON_DEVICE, TO_DEVICE, CudaEvent
 from ninfer.errors import InvariantError
 
 SLAB = 64 << 20
@@ -36,8 +37,8 @@ class Residency:
         self._device = device
         self._slab = 0
         self._used = SLAB
-        self.stream = driver.call("cuStreamCreate", driver.bindings().CUstream_flags.CU_STREAM_NON_BLOCKING)
-        self._chunks: list[tuple[npt.NDArray[np.uint8], Any]] = []
+        self.stream = driver.call("streamCreateWithFlags", NON_BLOCKING)
+        self._chunks: list[tuple[npt.NDArray[np.uint8], CudaEvent]] = []
         self._next = 0
         self._pool: ThreadPoolExecutor | None = None
 
@@ -50,12 +51,18 @@ class Residency:
             self._send(ptr + begin, data[begin : begin + CHUNK])
         return CudaBuffer(ptr, (data.nbytes,), "u8")
 
+    def copy(self, source: CudaBuffer) -> CudaBuffer:
+        """Bytes that are resident, a second time. Raises OutOfDeviceMemory."""
+        ptr = self._place(source.nbytes)
+        driver.call("memcpyAsync", ptr, source.ptr, source.nbytes, ON_DEVICE, self.stream)
+        return CudaBuffer(ptr, source.shape, source.dtype)
+
     def close(self) -> None:
         """End the threads and the stream. The memory is the device's."""
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None
-        driver.call("cuStreamDestroy", self.stream)
+        driver.call("streamDestroy", self.stream)
 
     def _place(self, nbytes: int) -> int:
         if nbytes >= SLAB:
@@ -69,15 +76,17 @@ class Residency:
     def _send(self, ptr: int, data: npt.NDArray[np.uint8]) -> None:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(COPIERS, "ninfer-load")
-            self._chunks = [(self._device.host((CHUNK,), "u8"), self._device.new_event()) for _ in range(DEPTH)]
+            self._chunks = [
+                (self._device.host((CHUNK,), "u8"), CudaEvent(self._device, self.stream)) for _ in range(DEPTH)
+            ]
         pinned, read = self._chunks[self._next]
         self._next = (self._next + 1) % DEPTH
-        driver.call("cuEventSynchronize", read)
+        read.wait()
         step = max(1 << 20, -(-data.nbytes // COPIERS))
         parts = [slice(at, min(at + step, data.nbytes)) for at in range(0, data.nbytes, step)]
         if len(parts) == 1:
             pinned[parts[0]] = data
         else:
             list(self._pool.map(lambda part: np.copyto(pinned[part], data[part]), parts))
-        driver.call("cuMemcpyHtoDAsync", ptr, pinned.ctypes.data, data.nbytes, self.stream)
-        driver.call("cuEventRecord", read, self.stream)
+        driver.call("memcpyAsync", ptr, pinned.ctypes.data, data.nbytes, TO_DEVICE, self.stream)
+        read.record()

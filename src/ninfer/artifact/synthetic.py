@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import math
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any
 
 import attrs
@@ -47,7 +47,8 @@ class SyntheticSource:
 
     components: their ``resources`` are filled in from ``resources``, (component, role) -> bytes. An object's
     bytes are made when first viewed, in whatever order, and freed with the last view of them. Object ids are
-    ``weight/000000`` onwards, in the order of ``tensors``. Raises ArtifactError for shapes that do not fit
+    ``weight/000000`` onwards, in the order of ``tensors``. alike: objects of one format, shape and statistics hold the
+    same bytes, so that a large model is made in seconds. Raises ArtifactError for shapes that do not fit
     their format and for a ``mean`` that the format cannot have.
     """
 
@@ -60,13 +61,14 @@ class SyntheticSource:
         uses: Iterable[Use] = (),
         metadata: Mapping[str, Any] | None = None,
         seed: int = 0,
+        alike: bool = False,
         name: str = "synthetic.ninfer",
     ) -> None:
         self.name = name
         self._seed = seed
         self._tensors: dict[str, RandomTensor] = {}
         self._fixed: dict[str, bytes] = {}
-        self._live: weakref.WeakValueDictionary[str, Bytes] = weakref.WeakValueDictionary()
+        self._live: MutableMapping[str, Bytes] = {} if alike else weakref.WeakValueDictionary()
         specs: list[TensorSpec | ResourceSpec] = []
         roles: dict[str, dict[str, str]] = {component: {} for component in components}
         for (component, role), data in (resources or {}).items():
@@ -89,6 +91,13 @@ class SyntheticSource:
             uses=uses,
             metadata=metadata,
         )
+        self._originals: dict[str, str] = {}
+        if alike:
+            first: dict[Any, str] = {}
+            for object_id, tensor in self._tensors.items():
+                shapes = tuple(shape for _, shape in tensor.members)
+                key = object_id if tensor.values is not None else (tensor.format, shapes, tensor.mean, tensor.std)
+                self._originals[object_id] = first.setdefault(key, object_id)
         self._objects = list(self.directory.objects.values())
         self._offsets = [o.offset for o in self._objects]
 
@@ -114,10 +123,14 @@ class SyntheticSource:
         joined.flags.writeable = False
         return joined
 
+    def original(self, object_id: str) -> str:
+        return self._originals.get(object_id, object_id)
+
     def close(self) -> None:
         """Nothing to release; views stay valid."""
 
     def _bytes(self, object_id: str) -> Bytes:
+        object_id = self.original(object_id)
         data = self._live.get(object_id)
         if data is None:
             record = self.directory.objects[object_id]

@@ -17,10 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ninfer.constraints.vocab import TokenIndex
-from ninfer.contract import RowMask, SlotStatus
+from ninfer.contract import RowMask
 from ninfer.errors import ConstraintError, ConstraintPrefix, InvariantError
 
 Words = npt.NDArray[np.uint32]
+
+_ALL_READY = {positions: RowMask(positions) for positions in range(1, 17)}
 
 
 class Parser(Protocol):
@@ -35,7 +37,9 @@ class Parser(Protocol):
 
     def rollback(self, steps: int) -> None: ...
 
-    def fill(self, words: npt.NDArray[np.int32]) -> None: ...
+    def fill(self, words: Words) -> bool:
+        """Write the legal next tokens, bits beyond the vocabulary zero; whether there is one."""
+        ...
 
 
 class Matcher:
@@ -51,8 +55,6 @@ class Matcher:
         self._index = index
         self._stop = frozenset(index.classes.stop)
         self._usable = index.usable
-        self._words = np.zeros(index.words, np.uint32)
-        self._signed = self._words.view(np.int32)
         self._first: Words | None = None
         self._tentative = 0
         """Parser steps beyond the committed output."""
@@ -68,7 +70,7 @@ class Matcher:
     @property
     def nbytes(self) -> int:
         """Bytes of one mask."""
-        return self._words.nbytes
+        return 4 * self._index.words
 
     # -- start ---------------------------------------------------------------------------------------------------
 
@@ -88,9 +90,10 @@ class Matcher:
                     raise ConstraintPrefix("the constraint cannot continue the given text", offset=at)
                 at += 1
         self.complete = self._parser.complete
-        if self._fill() is SlotStatus.DEAD_END:
+        first = np.zeros(self._index.words, np.uint32)
+        if not self._fill(first):
             raise ConstraintError("no token of the vocabulary can come first", kind="dead_start")
-        self._first = self._words.copy()
+        self._first = first
 
     # -- masks ---------------------------------------------------------------------------------------------------
 
@@ -106,36 +109,38 @@ class Matcher:
         dead, reached = 0, 0
         try:
             for i in range(positions):
-                if self._first is not None and i == 0:
-                    self._words[:] = self._first
-                    self.masks += 1
-                elif self._fill() is SlotStatus.DEAD_END:
+                if not self._fill(slots[i]):
                     dead, reached = 1 << i, i
                     break
-                slots[i] = self._words
                 reached = i + 1
-                if i == len(drafts) or drafts[i] in self._stop or not self._takes(drafts[i]):
+                if i == len(drafts) or drafts[i] in self._stop or not self._takes(drafts[i], slots[i]):
                     break
         finally:
             self._undo()
+        if reached == positions:
+            return _ALL_READY.get(positions) or RowMask(positions)
+        stop = self._index.classes.stop[0]
+        slots[reached:positions] = 0
+        slots[reached:positions, stop >> 5] = 1 << (stop & 31)
         unreachable = reached + (1 if dead else 0)
-        for i in range(reached, positions):
-            slots[i] = 0
-            slots[i, self._index.classes.stop[0] >> 5] = 1 << (self._index.classes.stop[0] & 31)
         return RowMask(positions, dead, unreachable if unreachable < positions else None)
 
-    def _fill(self) -> SlotStatus:
-        begin = perf_counter()
-        self._parser.fill(self._signed)
-        self._words[-1] &= self._index.last_word
+    def _fill(self, words: Words) -> bool:
+        """Write the mask of the present state; whether anything is legal."""
         self.masks += 1
-        if self.mask_seconds is not None:
-            self.mask_seconds += perf_counter() - begin
-        return SlotStatus.READY if self._words.any() else SlotStatus.DEAD_END
+        if self._first is not None and not self._tentative:
+            words[:] = self._first
+            return True
+        if self.mask_seconds is None:
+            return self._parser.fill(words)
+        begin = perf_counter()
+        some = self._parser.fill(words)
+        self.mask_seconds += perf_counter() - begin
+        return some
 
-    def _takes(self, token: int) -> bool:
-        """Read a token if the last mask allows it."""
-        if not self._words[token >> 5] >> (token & 31) & 1:
+    def _takes(self, token: int, words: Words) -> bool:
+        """Read a token if the mask allows it."""
+        if not words[token >> 5] >> (token & 31) & 1:
             return False
         if not self._read(token):
             raise InvariantError(f"token {token} is in a mask and cannot be read")
@@ -191,11 +196,13 @@ class Matcher:
         self._undo()
 
     def _read(self, token: int) -> bool:
-        begin = perf_counter()
-        taken = self._parser.accept(token)
-        self._tentative += taken
-        if self.matcher_seconds is not None:
+        if self.matcher_seconds is None:
+            taken = self._parser.accept(token)
+        else:
+            begin = perf_counter()
+            taken = self._parser.accept(token)
             self.matcher_seconds += perf_counter() - begin
+        self._tentative += taken
         return taken
 
     def _undo(self) -> None:

@@ -141,18 +141,21 @@ Region = tuple[tuple[int, ...], tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """Legal tokens: those that stay inside strings, whose masks are kept elsewhere, and single words of others."""
+    """Legal tokens: those that stay inside strings, whose masks are kept elsewhere, and single words of others. some:
+    whether there is one."""
 
     inside: tuple[tuple[Content, Inner, frozenset[str]], ...]
     places: npt.NDArray[np.intp]
     words: Bits
+    some: bool
 
     @classmethod
     def of(cls, inside: list[tuple[Content, Inner, frozenset[str]]], tokens: list[int]) -> Mask:
         words: dict[int, int] = {}
         for token in tokens:
             words[token >> 5] = words.get(token >> 5, 0) | 1 << (token & 31)
-        return cls(tuple(inside), np.array(list(words), np.intp), np.array(list(words.values()), np.uint32))
+        some = bool(words) or any(content.inside(inner, follow).bits.any() for content, inner, follow in inside)
+        return cls(tuple(inside), np.array(list(words), np.intp), np.array(list(words.values()), np.uint32), some)
 
     def write(self, out: Bits) -> None:
         if not self.inside:

@@ -481,8 +481,10 @@ class PointParser:
         return True
 
     def rollback(self, steps: int) -> None:
-        if steps:
-            del self._path[-steps:]
+        del self._path[len(self._path) - steps :]
 
-    def fill(self, words: npt.NDArray[np.int32]) -> None:
-        self._language.mask(*self._path[-1]).write(words.view(np.uint32))
+    def fill(self, words: npt.NDArray[np.uint32]) -> bool:
+        point, pending = self._path[-1]
+        mask = point.mask if point.mask is not None and not pending else self._language.mask(point, pending)
+        mask.write(words)
+        return mask.some

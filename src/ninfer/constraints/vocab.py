@@ -51,8 +51,6 @@ class TokenIndex:
         self.classes = classes
         self.size = len(classes.data)
         self.words = (self.size + 31) // 32
-        self.last_word = (1 << (self.size - 32 * (self.words - 1))) - 1
-        """The bits of the last word that are ids."""
         self._cache_bytes = cache_bytes
         self._lock = threading.Lock()
         self._compiler: Compiler | None = None

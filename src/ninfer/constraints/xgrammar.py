@@ -44,23 +44,26 @@ class Compiler:
     def __init__(self, tokens: Sequence[bytes], stop: Sequence[int], cache_bytes: int) -> None:
         core = _core()
         self._core = core
+        self._size = len(tokens)
         info = core.TokenizerInfo(list(tokens), _RAW, len(tokens), list(stop), False)
         self._compiler = core.GrammarCompiler(info, 1, True, cache_bytes, True)
 
     def compile(self, text: str) -> CompiledGrammar:
         """Raises InvariantError for text the core refuses: what is emitted must be right."""
         try:
-            return CompiledGrammar(self._core, self._compiler.compile_grammar_from_strings(text, "root"))
+            handle = self._compiler.compile_grammar_from_strings(text, "root")
         except (RuntimeError, UnicodeDecodeError) as error:
             raise InvariantError(f"an emitted grammar was refused: {_LOCATION.sub('', str(error)).strip()}") from None
+        return CompiledGrammar(self._core, handle, self._size)
 
 
 class CompiledGrammar:
     """Shared by all matchers of a language."""
 
-    def __init__(self, core: Any, handle: Any) -> None:
+    def __init__(self, core: Any, handle: Any, size: int) -> None:
         self._core = core
         self._handle = handle
+        self._size = size
 
     @property
     def nbytes(self) -> int:
@@ -69,15 +72,16 @@ class CompiledGrammar:
 
     def parser(self) -> Parser:
         """A parser at the start of the language."""
-        return Parser(self._core, self._core.GrammarMatcher(self._handle, None, False, -1, None))
+        return Parser(self._core.GrammarMatcher(self._handle, None, False, -1, None), self._size)
 
 
 class Parser:
     """The parse of one output. Every successful ``accept`` or ``accept_bytes`` is one step that can be taken back."""
 
-    def __init__(self, core: Any, handle: Any) -> None:
+    def __init__(self, handle: Any, size: int) -> None:
         self._handle = handle
-        self._view = core.from_dlpack
+        self._last_word = np.uint32(0xFFFFFFFF >> (-size % 32))
+        """The bits of a mask's last word that are ids; the core sets others too."""
 
     @property
     def complete(self) -> bool:
@@ -97,14 +101,16 @@ class Parser:
         if steps:
             self._handle.rollback(steps)
 
-    def fill(self, words: npt.NDArray[np.int32]) -> None:
-        """Write the legal next tokens into a contiguous row; bits beyond the vocabulary are undefined."""
-        self._handle.fill_next_token_bitmask(words, 0, False)
+    def fill(self, words: npt.NDArray[np.uint32]) -> bool:
+        """Write the legal next tokens into a contiguous row; whether there is one."""
+        self._handle.fill_next_token_bitmask(words.view(np.int32), 0, False)
+        words[-1] &= self._last_word
+        return bool(words.any())
 
 
 @cache
 def _core() -> Any:
-    """The core's classes, and ``from_dlpack``."""
+    """The core's classes."""
     with _LOADING:
         if importlib.metadata.version("xgrammar") == VERSION:
             core = _bare_core()
@@ -133,15 +139,13 @@ def _bare_core() -> Any:
     else:
         library = loaded
         kinds = {name: getattr(loaded, name) for name in _CLASSES}
-    return SimpleNamespace(**kinds, from_dlpack=tvm_ffi.from_dlpack, library=library)
+    return SimpleNamespace(**kinds, library=library)
 
 
 def _packaged_core() -> Any:
-    import tvm_ffi
     from xgrammar.tvm_ffi_binding import _ffi_api
 
-    kinds = {name: getattr(_ffi_api, name) for name in _CLASSES}
-    return SimpleNamespace(**kinds, from_dlpack=tvm_ffi.from_dlpack, library=_ffi_api)
+    return SimpleNamespace(**{name: getattr(_ffi_api, name) for name in _CLASSES}, library=_ffi_api)
 
 
 def _works(core: Any) -> bool:
@@ -151,12 +155,12 @@ def _works(core: Any) -> bool:
         compiled = core.GrammarCompiler(info, 1, True, 1 << 20, True).compile_grammar_from_strings(
             'root ::= "ab"', "root"
         )
-        parser = Parser(core, core.GrammarMatcher(compiled, None, False, -1, None))
-        words = np.zeros(1, np.int32)
+        parser = Parser(core.GrammarMatcher(compiled, None, False, -1, None), 3)
+        words = np.zeros(1, np.uint32)
         seen = []
         for token in (0, 1):
             parser.fill(words)
-            seen.append(int(words[0]) & 7)
+            seen.append(int(words[0]))
             if not parser.accept(token):
                 return False
         done = parser.complete
@@ -164,7 +168,7 @@ def _works(core: Any) -> bool:
         parser.fill(words)
     except (AttributeError, TypeError, RuntimeError):
         return False
-    return done and [*seen, int(words[0]) & 7] == [1, 2, 1]
+    return done and [*seen, int(words[0])] == [1, 2, 1]
 
 
 @contextmanager

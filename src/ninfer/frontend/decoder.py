@@ -20,8 +20,8 @@ class Decoder:
 
     thinking: the answer is inside its thinking. It leaves at the first ``</think>``, wherever tokens end; the
     newlines directly around it belong to neither channel. stops: strings that end the answer; they are looked
-    for in free content (not in calls) and, with ``stop_in_thinking``, in the thinking. stopped: one was
-    found; the text before it has been released and nothing follows. Only text that could still become part of
+    for in free content (not in calls) and, with ``stop_in_thinking``, in the thinking. stopped: the one
+    that was found, or empty; the text before it has been released and nothing follows. Only text that could still become part of
     a marker is held back. exact: the close is canonical, so exactly one newline before it and two behind it are
     not the answer's own.
     """
@@ -35,7 +35,7 @@ class Decoder:
     """The content is calls or something else entirely; its first character decides."""
     called: bool = False
     """A call has begun."""
-    stopped: bool = False
+    stopped: str = ""
     _bytes: bytes = attrs.field(default=b"", init=False)
     _close: str = attrs.field(default="", init=False)
     """Thinking that may be the beginning of the close."""
@@ -144,10 +144,11 @@ class Decoder:
         if not self.stops or (channel == "thinking" and not self.stop_in_thinking):
             return self._show(channel, text)
         joined = self._stop + text
-        found = [(at + len(stop), at) for stop in self.stops if (at := joined.find(stop)) >= 0]
+        found = [(at + len(stop), at, stop) for stop in self.stops if (at := joined.find(stop)) >= 0]
         if found:
-            self.stopped, self._stop = True, ""
-            return self._show(channel, joined[: min(found)[1]])
+            _, at, self.stopped = min(found)
+            self._stop = ""
+            return self._show(channel, joined[:at])
         ready = len(joined) - max(partial_match(joined, stop) for stop in self.stops)
         self._stop = joined[ready:]
         return self._show(channel, joined[:ready])

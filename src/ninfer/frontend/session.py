@@ -169,6 +169,11 @@ class OutputSession:
         return self._count.thinking
 
     @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the answer."""
+        return self._decoder.stopped or None
+
+    @property
     def constraint(self) -> ConstraintReport | None:
         """What became of the constraint so far; None without one."""
         opened, matcher = self._opened, self.matcher

@@ -49,13 +49,14 @@ def fill_wide(
     record: SequenceRecord,
     tokens: Sequence[int] | npt.NDArray[np.int32],
     positions: npt.NDArray[np.int32],
+    columns: int,
 ) -> None:
-    """One row of many columns. positions [3, W]."""
+    """One row of many tokens, run as ``columns`` columns. positions [3, tokens]."""
     width, fields = len(tokens), frame.block.fields
     _fill_one(frame.rows(1), record, width)
     fields["last"][0] = width - 1
     fields["wide_tokens"][:width] = tokens
-    fields["wide_positions"][: 3 * width] = positions.reshape(-1)
+    fields["wide_positions"][: 3 * columns].reshape(3, columns)[:, :width] = positions
 
 
 def fill_fold(frame: InputFrame, record: SequenceRecord, width: int, accepted: int) -> None:

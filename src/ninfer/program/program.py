@@ -201,7 +201,7 @@ class Program:
         if not 1 <= chunk <= self.shape.chunk or record.phase is not Phase.PREFILL or begin == end:
             raise InvariantError(f"{sequence}: no prefill unit of {chunk} tokens (1..{self.shape.chunk}) at {begin}")
         positions = record.request.identity.positions[:, begin:end]
-        frame = self._wide_frame(record, record.ledger[begin:end], positions)
+        frame = self._wide_frame(record, record.ledger[begin:end], positions, self._units.columns(end - begin))
         with self._launching((record,)):
             self._units.prefill(frame, end - begin)
         self._advance(record, end)
@@ -238,7 +238,7 @@ class Program:
         columns = [*anchor, *tokens[:-1]]
         if columns:
             indices = record.request.identity.rope_delta + record.frontier + np.arange(len(columns), dtype=np.int32)
-            frame = self._wide_frame(record, columns, np.broadcast_to(indices, (3, len(columns))))
+            frame = self._wide_frame(record, columns, np.broadcast_to(indices, (3, len(columns))), len(columns))
             with self._launching((record,)):
                 self._units.control(frame, len(columns))
         self._pending = Pending((record,), len(columns))
@@ -336,11 +336,15 @@ class Program:
             settle(self.store, record)
 
     def _wide_frame(
-        self, record: SequenceRecord, tokens: Sequence[int] | npt.NDArray[np.int32], positions: npt.NDArray[np.int32]
+        self,
+        record: SequenceRecord,
+        tokens: Sequence[int] | npt.NDArray[np.int32],
+        positions: npt.NDArray[np.int32],
+        columns: int,
     ) -> InputFrame:
         self._map(record, len(tokens))
         frame = self._units.frame()
-        fill_wide(frame, record, tokens, positions)
+        fill_wide(frame, record, tokens, positions, columns)
         return frame
 
     def _sample(
@@ -367,8 +371,8 @@ class Program:
             units.forward(frame, B) if kind == "decode" else units.recall(frame, B)
             if masks is not None and constrained:
                 dead.update(row for row in constrained if masks.fill(row, (), units.masks[row]).dead & 1)
-                units.upload_masks(B)
-            units.finish(frame, B, any(r.request.sampling.logprobs >= 0 for r in records))
+            scores = any(r.request.sampling.logprobs >= 0 for r in records)
+            units.finish(frame, B, scores, masked=bool(constrained))
         self._pending = Pending(records, dead=frozenset(dead))
         return PendingBatch(kind, tuple(sequences), self._pending)
 

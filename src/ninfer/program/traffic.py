@@ -27,7 +27,7 @@ class Traffic:
 
     def counters(self) -> dict[str, int]:
         return {
-            "weight_bytes_per_step": self.weights[0],
+            **{f"weight_bytes.{B}": nbytes for B, nbytes in enumerate(self.weights, 1)},
             "kv_bytes_per_token": self.kv_token,
             "state_bytes_per_row": self.state,
             "prefill_tokens": self.prefill_tokens,

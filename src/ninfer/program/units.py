@@ -1,6 +1,8 @@
 """The device side of every unit: what is submitted, in which order, and the few places where the host waits.
 
-Decode is two recordings per exact batch size, Forward and Finish, so that masks can be filled while Forward runs.
+Decode is two recordings per exact batch size, Forward and Finish, so that masks can be filled while Forward runs. Where
+the device works beside the host, prefill is recorded too: a chunk runs in the narrowest recording that holds it, and
+what it lacks is padding.
 """
 
 from __future__ import annotations
@@ -19,6 +21,9 @@ from ninfer.program.stores.rows import ExecutionRows
 
 COUNTERS = ("launches", "uploads", "upload_bytes", "downloads", "download_bytes", "decode_device_ns")
 """What is counted since the start; the last is nanoseconds from the launch of each decode round to its results."""
+
+WIDTHS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536)
+"""Tokens of the recorded prefill units below a whole chunk. Close enough that padding costs at most half a unit."""
 
 
 class Units:
@@ -53,6 +58,9 @@ class Units:
             self._forward = [capture(partial(self._submit_forward, B)) for B in sizes]
             self._recall = [capture(partial(self._submit_recall, B)) for B in sizes]
             self._finish = [capture(partial(self._submit_finish, B)) for B in sizes]
+            self._masked_finish = [capture(partial(self._submit_masked_finish, B)) for B in sizes]
+            widths = (*(w for w in WIDTHS if w < shape.chunk), shape.chunk) if device.asynchronous else ()
+            self._prefill = {width: capture(partial(self._submit_prefill, width)) for width in widths}
             self._graphs = graphs.pop_all()
 
     # -- host frames ---------------------------------------------------------------------------------------------
@@ -66,11 +74,18 @@ class Units:
 
     # -- units ---------------------------------------------------------------------------------------------------
 
+    def columns(self, width: int) -> int:
+        """Columns that a prefill unit of ``width`` tokens runs with."""
+        return min((recorded for recorded in self._prefill if recorded >= width), default=width)
+
     def prefill(self, frame: InputFrame, width: int) -> None:
         """Run one row of ``width`` prompt tokens; the hidden of its last token becomes part of the state."""
         self._upload(frame, wide=True)
-        self.memory.model.forward(self.memory.input.wide_rows(width))
-        self._store_hidden()
+        recorded = self._prefill.get(self.columns(width))
+        if recorded is None:
+            self._submit_prefill(width)
+        else:
+            self._launch(recorded)
         frame.event.record()
 
     def forward(self, frame: InputFrame, B: int) -> None:
@@ -84,13 +99,13 @@ class Units:
         self._upload(frame)
         self._launch(self._recall[B - 1])
 
-    def upload_masks(self, B: int) -> None:
-        self.device.upload(self.memory.masks.slice(0, B), self.masks[:B])
-        self._count("upload", self.masks[:B].nbytes)
-
-    def finish(self, frame: InputFrame, B: int, scores: bool) -> None:
-        """Sample, and bring the results down."""
-        self._launch(self._finish[B - 1])
+    def finish(self, frame: InputFrame, B: int, scores: bool, *, masked: bool) -> None:
+        """Send the masks, if some row has one; sample, and bring the results down."""
+        if masked:
+            self._launch(self._masked_finish[B - 1])
+            self._count("upload", B * self.masks.itemsize * self.masks.shape[1])
+        else:
+            self._launch(self._finish[B - 1])
         source = self._scored if scores else self._brief
         self.device.download(self._output.bytes[: source.nbytes], source)
         self._count("download", source.nbytes)
@@ -136,6 +151,10 @@ class Units:
 
     # -- submissions ---------------------------------------------------------------------------------------------
 
+    def _submit_prefill(self, width: int) -> None:
+        self.memory.model.forward(self.memory.input.wide_rows(width))
+        self._store_hidden()
+
     def _submit_forward(self, B: int) -> None:
         m, ops = self.memory, self.device.ops
         rows, hidden = m.input.rows(B), m.hidden.slice(0, B)
@@ -156,6 +175,10 @@ class Units:
             m.output.sample_out(B), m.logits.slice(0, B), m.masks.slice(0, B), m.counts, m.input.sample_rows(B),
             m.scratch,
         )  # fmt: skip
+
+    def _submit_masked_finish(self, B: int) -> None:
+        self.device.upload(self.memory.masks.slice(0, B), self.masks[:B])
+        self._submit_finish(B)
 
     def _store_hidden(self) -> None:
         m, hidden = self.memory, self.memory.hidden.slice(0, 1)

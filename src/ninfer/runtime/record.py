@@ -105,6 +105,7 @@ class RequestRecord:
             logprobs=session.logprobs if self.request.sampling.logprobs >= 0 else None,
             finish_reason=ending.finish,
             stop_reason=ending.stop,
+            stop_string=session.stop_string,
             usage=Usage(
                 prompt_tokens=len(self.request.identity.tokens),
                 cached_tokens=self.cached_tokens,

@@ -105,6 +105,8 @@ def test_speed_leaves_out_what_came_at_once(js):
     run = f"((answer) => ({add}, statistics(answer)))(newAnswer(0))"
     usage = chunk(usage={"prompt_tokens": 1, "completion_tokens": 4})
     assert js(run, a=chunk({"content": "a"}), u=usage).endswith("first after 50 ms · 10 tok/s")
+    at_once = run.replace("150", "50").replace("250", "50")
+    assert js(at_once, a=chunk({"content": "a"}), u=usage).endswith("80 tok/s with the prompt")
 
 
 def test_an_answer_without_a_word_is_no_turn(js):

@@ -44,9 +44,9 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. A user's error is one line on standard error, never a traceback."""
-    for stream in (sys.stdin, sys.stdout, sys.stderr):
+    for stream, errors in (sys.stdin, "strict"), (sys.stdout, "backslashreplace"), (sys.stderr, "backslashreplace"):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(encoding="utf-8", errors="backslashreplace" if stream is sys.stderr else "strict")
+            stream.reconfigure(encoding="utf-8", errors=errors)
     try:
         arguments = parser().parse_args(argv)
         code = int(arguments.command(arguments))

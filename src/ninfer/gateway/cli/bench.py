@@ -9,7 +9,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ninfer.constraints import OutputConstraint
@@ -36,39 +36,51 @@ def add_commands(commands: Any) -> None:
     what = p.add_mutually_exclusive_group(required=True)
     what.add_argument("artifact", nargs="?", metavar="ARTIFACT", help="path of the .ninfer entry file")
     what.add_argument("--synthetic", metavar="GEOMETRY", help="random weights of this geometry, e.g. 0.8b")
+    what.add_argument("--ops", action="store_true", help="time operations one by one, without a model")
     p.add_argument("--recipe", default="q8", help="number formats of --synthetic weights (default q8)")
     p.add_argument("--device", default="auto", help="auto, cpu or cuda:N")
     p.add_argument("--prompt", type=int, default=512, metavar="N", help="tokens of the prefill measurement")
     p.add_argument("--tokens", type=int, default=64, metavar="N", help="decoded tokens a request")
     p.add_argument("--batches", type=_sizes, default=(1, 2, 4, 8), metavar="B,...", help="decode batch sizes")
+    p.add_argument(
+        "--contexts", type=_sizes, metavar="N,...", help="tokens each request has when it decodes (default --prompt)"
+    )
+    p.add_argument("--kv-dtype", default="auto", help="auto, fp32, bf16 or int8")
+    p.add_argument("--only", action="append", default=[], metavar="TEXT", help="with --ops: those whose name has it")
     p.add_argument("--constraint", action="store_true", help="also decode under a JSON schema")
     p.add_argument("--json", metavar="FILE", help="also write the figures as JSON; - is standard output")
     p.set_defaults(command=bench)
 
 
 def bench(arguments: argparse.Namespace) -> int:
-    """Time to first token, prefill and decode speed by batch size, decode bytes against memory bandwidth, and the
-    longest gap a running request sees while others prefill. Random prompts, greedy, stop tokens ignored."""
+    """Time to first token, prefill speed, decode speed by batch size and context against what the bytes of a round cost
+    at memory bandwidth, and the longest gap a running request sees while others prefill. Random prompts, greedy, stop
+    tokens ignored."""
+    if arguments.ops:
+        return _operations(arguments.device, arguments.only)
     from ninfer.engine import Engine
 
-    sizes = arguments.batches
+    sizes, contexts = arguments.batches, arguments.contexts or [arguments.prompt]
     source: Any = arguments.artifact
     if arguments.synthetic:
         from ninfer.models.qwen3_5.synthetic import synthetic_source
 
-        source = synthetic_source(arguments.synthetic, arguments.recipe)
+        # layers alike are copied in the memory of a GPU, so nothing is read from a cache that would not be
+        alike = arguments.device.startswith("cuda")
+        source = synthetic_source(arguments.synthetic, arguments.recipe, alike=alike)
     options = EngineOptions(
         device=arguments.device,
         max_concurrency=max(sizes),
-        max_context=max(arguments.prompt, WARMUP_TOKENS) + arguments.tokens + 64,
+        max_context=max(arguments.prompt, WARMUP_TOKENS, *contexts) + 2 * arguments.tokens + 64,
         kv_capacity="auto",
+        kv_dtype=arguments.kv_dtype,
         phase_timings=arguments.constraint,
     )
     started = time.perf_counter()
     with Engine(source, options) as engine:
         start_seconds = time.perf_counter() - started
         run = _Runs(engine, arguments.tokens)
-        run.decode(1)  # warm-up
+        run.decode(1, WARMUP_TOKENS)
         bandwidth = engine.memory_bandwidth()
         figures: dict[str, Any] = {
             "model": engine.model_name,
@@ -77,9 +89,14 @@ def bench(arguments: argparse.Namespace) -> int:
             "bandwidth_bytes_per_second": bandwidth,
             "ttft_seconds": run.first_token(16),
             "prefill": {"tokens": arguments.prompt, "tokens_per_second": run.prefill(arguments.prompt)},
-            "decode": [_decode(run, size, bandwidth) for size in sizes],
+            "decode": [_decode(run, B, n, bandwidth) for n in contexts for B in sizes if run.fits(B, n)],
             "gap_seconds": run.gap(arguments.prompt) if max(sizes) > 1 else None,
             "constraint": run.constrained() if arguments.constraint else None,
+            "memory_bytes": {
+                name.removeprefix("bytes."): nbytes
+                for name, nbytes in engine.stats().memory.items()
+                if name.startswith("bytes.")
+            },
         }
     print(_table(figures), file=sys.stderr if arguments.json == "-" else sys.stdout)
     if arguments.json:
@@ -99,16 +116,27 @@ def _sizes(text: str) -> list[int]:
         raise argparse.ArgumentTypeError(f"expected integers with commas between them, got {text!r}") from None
 
 
-def _decode(run: _Runs, size: int, bandwidth: float) -> dict[str, Any]:
-    rate, moved, rounds, host = run.decode(size)
-    per_round = size / rate
+def _operations(device: str, only: Sequence[str]) -> int:
+    if device.startswith("cuda:"):
+        from ninfer._cuda import bench as cuda
+
+        return cuda.run(int(device.removeprefix("cuda:")), only)
+    from ninfer._cpu import bench as cpu
+
+    cpu.run(only)
+    return 0
+
+
+def _decode(run: _Runs, size: int, context: int, bandwidth: float) -> dict[str, Any]:
+    seconds, moved, host = run.decode(size, context)
     return {
         "batch": size,
-        "tokens_per_second": rate,
-        "round_seconds": per_round,
-        "bytes_per_round": moved / rounds,
-        "bandwidth_ratio": moved / rounds / per_round / bandwidth,
-        "host_seconds": host / rounds,
+        "context": context,
+        "tokens_per_second": size / seconds,
+        "round_seconds": seconds,
+        "bytes_per_round": moved,
+        "bandwidth_ratio": moved / seconds / bandwidth,
+        "host_seconds": host,
     }
 
 
@@ -138,18 +166,28 @@ class _Runs:
         seconds = statistics.median(self.submit(length, 1).result().timings.prefill for _ in range(3))
         return length / seconds
 
-    def decode(self, size: int) -> tuple[float, int, int, float]:
-        """Tokens per second of ``size`` requests that decode together; of the whole run the bytes moved, the rounds,
-        and the seconds the rounds spent outside the device's work."""
+    def fits(self, size: int, context: int) -> bool:
+        """Whether ``size`` requests of ``context`` tokens can decode together."""
+        pages = -(-(context + 2 * self.tokens) // 64)
+        return bool(size * pages <= self.engine.stats().memory["pages.main.total"])
+
+    def decode(self, size: int, context: int) -> tuple[float, float, float]:
+        """Seconds of a round of ``size`` requests that decode together after ``context`` tokens, the bytes it has to
+        move, and its seconds outside the device's work.
+
+        What counts is what the last request sees: the others have begun before it, and end after it.
+        """
         before = self.engine.stats()
-        handles = [self.submit(WARMUP_TOKENS, self.tokens) for _ in range(size)]
-        results = [handle.result() for handle in handles]
+        head = min(self.tokens, 2 + 2 * size + context // 512)
+        handles = [self.submit(context, self.tokens + (head if i + 1 < size else 0)) for i in range(size)]
+        last = [handle.result() for handle in handles][-1]
         after = self.engine.stats()
-        seconds = max(result.timings.decode for result in results)
-        tokens = sum(result.usage.completion_tokens - 1 for result in results)
-        names = ("decode_bytes", "decode_rounds", "decode_device_ns")
-        moved, rounds, device = (after.memory[name] - before.memory[name] for name in names)
-        return tokens / seconds, moved, rounds, (after.decode_ns - before.decode_ns - device) / 1e9
+        rounds, device = (after.memory[n] - before.memory[n] for n in ("decode_rounds", "decode_device_ns"))
+        memory, cached = after.memory, context + self.tokens // 2
+        moved = memory[f"weight_bytes.{size}"]
+        moved += size * (cached * memory["kv_bytes_per_token"] + 2 * memory["state_bytes_per_row"])
+        host = (after.decode_ns - before.decode_ns - device) / rounds / 1e9
+        return last.timings.decode / (last.usage.completion_tokens - 1), moved, host
 
     def constrained(self) -> dict[str, float]:
         """Seconds a token at batch 1, free and under a schema whose answer is longer than the budget, in turn.
@@ -214,12 +252,15 @@ def _table(figures: dict[str, Any]) -> str:
         f"start {figures['start_seconds']:.2f} s, memory bandwidth {bandwidth / 1e9:.1f} GB/s",
         f"first token {figures['ttft_seconds'] * 1e3:.1f} ms",
         f"prefill {prefill['tokens_per_second']:,.0f} tok/s at {prefill['tokens']} tokens",
-        f"{'batch':>5} {'tok/s':>9} {'ms/round':>9} {'MB/round':>9} {'of bandwidth':>12} {'host us':>8}",
+        "memory " + ", ".join(f"{name} {n / 2**20:,.0f} MiB" for name, n in figures["memory_bytes"].items()),
+        f"{'batch':>5} {'context':>8} {'tok/s':>9} {'ms/round':>9} {'MB/round':>9} {'GB/s':>7} {'of bandwidth':>12}"
+        f" {'host us':>8}",
     ]
     for row in figures["decode"]:
         lines.append(
-            f"{row['batch']:>5} {row['tokens_per_second']:>9,.1f} {row['round_seconds'] * 1e3:>9.3f}"
-            f" {row['bytes_per_round'] / 1e6:>9.1f} {row['bandwidth_ratio']:>12.1%}"
+            f"{row['batch']:>5} {row['context']:>8} {row['tokens_per_second']:>9,.1f}"
+            f" {row['round_seconds'] * 1e3:>9.3f} {row['bytes_per_round'] / 1e6:>9.1f}"
+            f" {row['bytes_per_round'] / row['round_seconds'] / 1e9:>7.1f} {row['bandwidth_ratio']:>12.1%}"
             f" {row['host_seconds'] * 1e6:>8.0f}"
         )
     gap = figures["gap_seconds"]

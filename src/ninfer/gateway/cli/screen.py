@@ -91,8 +91,8 @@ def _write(stream: IO[str] | None, text: str) -> None:
 
 @contextmanager
 def _cancelled_by_interrupt(handle: GenerationHandle) -> Iterator[None]:
-    """Ctrl-C asks for an early end instead of tearing the loop that reads events."""
-    if threading.current_thread() is not threading.main_thread():
+    """Ctrl-C asks for an early end instead of tearing the loop that reads events. Where it is ignored it stays so."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         yield
         return
     asked = False

@@ -17,14 +17,20 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from ninfer.engine import Engine
-from ninfer.gateway.http import chat_completions, playground
+from ninfer.gateway.http import chat_completions, messages, playground, responses
 from ninfer.gateway.http.access import check_key
-from ninfer.gateway.http.errors import ApiError, anthropic_error, openai_error
+from ninfer.gateway.http.errors import ApiError, anthropic_error, anthropic_status, openai_error
 from ninfer.gateway.http.exchange import Endpoint, Protocol
+from ninfer.gateway.http.openapi import document
 from ninfer.gateway.http.options import ServerOptions
 from ninfer.gateway.http.service import Service
 
-CHAT_COMPLETIONS = Protocol("chat_completions", chat_completions.read, openai_error)
+PROTOCOLS = {
+    "/v1/chat/completions": Protocol("chat_completions", chat_completions.read, openai_error),
+    "/v1/responses": Protocol("responses", responses.read, openai_error),
+    "/v1/messages": Protocol("messages", messages.read, anthropic_error, anthropic_status),
+    "/v1/messages/count_tokens": Protocol("count_tokens", messages.read_count, anthropic_error, anthropic_status),
+}
 
 
 def create_app(engine: Engine, options: ServerOptions | None = None, **overrides: Any) -> Starlette:
@@ -55,6 +61,7 @@ def create_app(engine: Engine, options: ServerOptions | None = None, **overrides
 
 def _routes(service: Service) -> list[BaseRoute]:
     started, model = int(time.time()), service.served.model
+    description = document(model)
 
     async def health(_: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -65,6 +72,9 @@ def _routes(service: Service) -> list[BaseRoute]:
     async def metrics(request: Request) -> Response:
         check_key(request.scope, service.options.api_keys)
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    async def openapi(_: Request) -> Response:
+        return JSONResponse(description)
 
     def described(request: Request) -> dict[str, Any]:
         if "anthropic-version" in request.headers:
@@ -87,13 +97,14 @@ def _routes(service: Service) -> list[BaseRoute]:
         return JSONResponse(described(request))
 
     return [
-        Route("/v1/chat/completions", Endpoint(service, CHAT_COMPLETIONS), methods=["POST"]),
+        *(Route(path, Endpoint(service, protocol), methods=["POST"]) for path, protocol in PROTOCOLS.items()),
         Route("/v1/models", models),
         Route("/v1/models/{model:path}", one_model),
         Route("/health", health),
         Route("/ready", ready),
         Route("/metrics", metrics),
         *(playground.routes(service) if service.options.playground else ()),
+        Route("/openapi.json", openapi),
     ]
 
 

@@ -26,6 +26,7 @@ from ninfer.gateway.http.shapes import (
 )
 from ninfer.gateway.http.sse import dumps, frame
 from ninfer.gateway.http.translate import (
+    CACHE_BREAKPOINT,
     EFFORTS,
     EXTENSIONS,
     MAX_TOKENS,
@@ -55,12 +56,7 @@ from ninfer.results import (
 
 # -- fields --------------------------------------------------------------------------------------------------
 
-_BREAKPOINT = field(
-    "prompt_cache_breakpoint",
-    Record((fixed("mode", "a marker", "explicit"), fixed("ttl", "the engine keeps what it has room for", "30m"))),
-    "the prompt may be reused up to the end of this part",
-)
-_TEXT_PART = Record((field("text", Text(), "the text", required=True), _BREAKPOINT))
+_TEXT_PART = Record((field("text", Text(), "the text", required=True), CACHE_BREAKPOINT))
 _CONTENT = Either(text=Text(), array=Many(Tagged("type", {"text": _TEXT_PART}), 1))
 _NAME = refused("name", doc="templates of this family do not tell speakers apart")
 _FUNCTION_CALL = Record(
@@ -252,7 +248,7 @@ def read(body: Mapping[str, Any], served: Served, paths: Paths) -> Call:
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             thinking_budget=budget,
             constraint=constraint,
-            tool_choice=_tool_choice(asked),
+            tool_choice=_tool_choice(asked, paths),
             logprobs=logprobs,
         ),
         stream=asked.get("stream", False),
@@ -281,12 +277,14 @@ def _tool(tool: Mapping[str, Any], index: int, paths: Paths) -> Tool:
     return tool_of(tool["function"], "parameters", f"tools[{index}].function", marker=tool.get("cache_marker", False))
 
 
-def _tool_choice(asked: Mapping[str, Any]) -> ToolChoice:
+def _tool_choice(asked: Mapping[str, Any], paths: Paths) -> ToolChoice:
     choice, parallel = asked.get("tool_choice", "auto"), asked.get("parallel_tool_calls", True)
     if isinstance(choice, str):
         return ToolChoice(mode=choice, parallel=parallel)
     if choice["type"] == "function":
+        paths["tool_choice.allowed_names"] = "tool_choice.function.name"
         return ToolChoice(mode="required", allowed_names=(choice["function"]["name"],), parallel=False)
+    paths["tool_choice.allowed_names"] = "tool_choice.allowed_tools.tools"
     allowed = choice["allowed_tools"]
     names = tuple(tool["function"]["name"] for tool in allowed["tools"])
     return ToolChoice(mode=allowed["mode"], allowed_names=names, parallel=parallel)

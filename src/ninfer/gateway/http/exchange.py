@@ -22,10 +22,10 @@ from ninfer.gateway.http.errors import ApiError, ClientLeft, api_error
 from ninfer.gateway.http.log import Entry
 from ninfer.gateway.http.service import Service
 from ninfer.gateway.http.sse import dumps
-from ninfer.gateway.http.translate import Call, Paths, Served
+from ninfer.gateway.http.translate import Call, Paths, Served, without_close
 from ninfer.handle import GenerationHandle
 from ninfer.inputs import Chat
-from ninfer.results import Delta, GenerationResult, TokenLogprob
+from ninfer.results import Delta, Event, GenerationResult, TokenLogprob
 
 logger = logging.getLogger("ninfer.http")
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
@@ -134,7 +134,7 @@ async def _answer(
             return
         assert client.call is not None
         client.entry.stream = client.call.stream
-        await (_stream if client.call.stream else _aggregate)(client.call, client)
+        await (_stream if client.call.stream else _aggregate)(client.call, client, service.served)
 
 
 def _start(service: Service, protocol: Protocol, raw: bytes, client: _Client) -> int | None:
@@ -169,41 +169,43 @@ async def _watched(receive: Receive, client: _Client) -> AsyncIterator[None]:
         task.cancel()
 
 
-async def _stream(call: Call, client: _Client) -> None:
-    """The answer as it comes. The status waits for the first event, so that a request refused in the queue says so."""
+async def _events(client: _Client, served: Served) -> AsyncIterator[Event]:
+    """The request's events, noted as they pass. Raises the request's error instead of a last event that has one."""
     assert client.handle is not None
-    started = False
+    entry, thinking = client.entry, False
     async for event in client.handle:
-        if isinstance(event, GenerationResult):
-            _finish(client.entry, event)
+        if isinstance(event, Delta):
+            if thinking and event.channel == "content" and event.logprobs:
+                event = without_close(event, served)
+            thinking = event.channel == "thinking"
+            if entry.first_event is None:
+                entry.first_event = time.monotonic()
+        elif isinstance(event, GenerationResult):
+            entry.result = event
+            if event.error is not None:
+                raise event.error
+            entry.outcome = event.finish_reason
+        yield event
+
+
+async def _stream(call: Call, client: _Client, served: Served) -> None:
+    """The answer as it comes. The status waits for the first event, so that a request refused in the queue says so."""
+    started = False
+    async for event in _events(client, served):
         if not started:
             kind, cache = (b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")
             await client.begin(200, [kind, cache])
             started = True
         await client.body(call.encoder.frames(event), more=not isinstance(event, GenerationResult))
-        if client.entry.first_event is None and isinstance(event, Delta):
-            client.entry.first_event = time.monotonic()
 
 
-async def _aggregate(call: Call, client: _Client) -> None:
-    assert client.handle is not None
+async def _aggregate(call: Call, client: _Client, served: Served) -> None:
     logprobs: list[TokenLogprob] = []
-    async for event in client.handle:
-        if isinstance(event, Delta):
-            client.entry.first_event = client.entry.first_event or time.monotonic()
-            if event.channel == "content":
-                logprobs.extend(event.logprobs)
+    async for event in _events(client, served):
+        if isinstance(event, Delta) and event.channel == "content":
+            logprobs.extend(event.logprobs)
         elif isinstance(event, GenerationResult):
-            _finish(client.entry, event)
             await client.json(200, call.encoder.whole(event, logprobs))
-
-
-def _finish(entry: Entry, result: GenerationResult) -> None:
-    """Write down how a request ended. Raises its error."""
-    entry.result = result
-    if result.error is not None:
-        raise result.error
-    entry.outcome = result.finish_reason
 
 
 async def _fail(protocol: Protocol, client: _Client, error: ApiError, cause: Exception) -> None:

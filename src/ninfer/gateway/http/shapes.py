@@ -258,7 +258,7 @@ class Tagged:
     def read(self, value: Any, path: str) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise _expected("an object", value, path)
-        kind = value.get(self.tag, self.absent)
+        kind = self.absent if value.get(self.tag) is None else value[self.tag]
         record = self.records.get(kind) if isinstance(kind, str) else None
         if record is None:
             if kind is None:

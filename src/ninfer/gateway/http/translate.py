@@ -11,10 +11,10 @@ import attrs
 from ninfer.constraints import OutputConstraint
 from ninfer.gateway.http.body import Spelled, schema_text
 from ninfer.gateway.http.errors import ApiError, BadRequest
-from ninfer.gateway.http.shapes import Field, Integer, Many, Real, Record, Text, field
+from ninfer.gateway.http.shapes import Field, Integer, Many, Real, Record, Text, field, fixed
 from ninfer.inputs import Chat, Tool
 from ninfer.options import RequestOptions, SamplingParams
-from ninfer.results import Event, GenerationResult, TokenLogprob
+from ninfer.results import Delta, Event, GenerationResult, TokenLogprob
 
 MAX_TOKENS = 1 << 24
 EFFORTS = {"minimal": 0.1, "low": 0.2, "medium": 0.5, "high": 0.8, "xhigh": 0.95, "max": 1.0}
@@ -63,8 +63,13 @@ def check_model(name: str, served: Served) -> None:
         raise ApiError(404, "model_not_found", f"the model {name!r} is not served here, only {served.model!r}", "model")
 
 
-# -- sampling ------------------------------------------------------------------------------------------------
+# -- fields of more than one protocol ------------------------------------------------------------------------
 
+CACHE_BREAKPOINT = field(
+    "prompt_cache_breakpoint",
+    Record((fixed("mode", "a marker", "explicit"), fixed("ttl", "the engine keeps what it has room for", "30m"))),
+    "the prompt may be reused up to the end of this part",
+)
 TOP_K = field("top_k", Integer(0, 64), "candidates of each token; 0: the whole vocabulary")
 EXTENSIONS: tuple[Field, ...] = (
     field("min_p", Real(0, 1), "probability of a candidate, relative to the likeliest"),
@@ -188,6 +193,15 @@ def logprob_entries(logprobs: list[TokenLogprob], served: Served) -> list[dict[s
         }
         for entry in logprobs
     ]
+
+
+def without_close(event: Delta, served: Served) -> Delta:
+    """The first content after thinking, without the tokens of the close in between."""
+    wanted, tail, kept = event.text.encode(), b"", 0
+    while kept < len(event.logprobs) and not tail.endswith(wanted):
+        kept += 1
+        tail = served.token_bytes(event.logprobs[-kept].token_id) + tail
+    return attrs.evolve(event, logprobs=event.logprobs[len(event.logprobs) - kept :])
 
 
 def _token(token: int, logprob: float, served: Served) -> dict[str, Any]:

@@ -262,8 +262,10 @@ class _Loader:
     def _resident(self, parent: EncodedTensor) -> Stored:
         if parent.id not in self._stored:
             rows, columns = parent.shape
-            self._stored[parent.id] = Stored(parent.format, (rows, columns), self._device.weights(parent.data))
-            self._advance(parent.data.nbytes)
+            twin = self._stored.get(self._artifact.source.original(parent.id))
+            data = self._device.weights(parent.data) if twin is None else self._device.duplicate(twin.data)
+            self._stored[parent.id] = Stored(parent.format, (rows, columns), data)
+            self._advance(data.nbytes)
         return self._stored[parent.id]
 
     def _decoded(self, name: str, rows: int, columns: int) -> Stored:

@@ -19,12 +19,17 @@ from ninfer.models.qwen3_5.synthetic_text import text_resources
 
 
 def synthetic_source(
-    geometry: str | Mapping[str, Any], recipe: str, seed: int = 0, components: Sequence[str] = ("text",)
+    geometry: str | Mapping[str, Any],
+    recipe: str,
+    seed: int = 0,
+    components: Sequence[str] = ("text",),
+    alike: bool = False,
 ) -> SyntheticSource:
     """A source that makes its weights when they are viewed; the same arguments give the same bytes.
 
     geometry: a name of ``GEOMETRIES`` or a text component config. recipe: a name of ``RECIPES``. components: "text"
-    and optionally "mtp". Its tokenizer has the family's control tokens, single bytes and made-up words. Raises
+    and optionally "mtp". alike: layers of one shape hold the same weights. Its tokenizer has the family's control
+    tokens, single bytes and made-up words. Raises
     InvalidRequest for an unknown name or a vocabulary too small for the tokenizer, ArtifactError for a bad config.
     """
     for field, value, known in (("geometry", geometry, GEOMETRIES), ("recipe", recipe, RECIPES)):
@@ -49,6 +54,7 @@ def synthetic_source(
         uses=[Use(spec.name, site, "A16Only") for spec in specs for site in spec.uses],
         metadata={"name": name},
         seed=seed,
+        alike=alike,
         name=f"{name}.ninfer",
     )
     if text.tie_word_embeddings:

@@ -113,7 +113,7 @@ function parseJson(text) {
   }
 }
 
-// What an answer took. Its speed is that of the tokens after those that came first.
+// What an answer took. Its speed is that of the tokens after those that came first, where it did not come all at once.
 export function statistics(answer) {
   const parts = [];
   const { usage, begun, first, last } = answer;
@@ -127,6 +127,8 @@ export function statistics(answer) {
   if (usage && last > first) {
     const later = usage.completion_tokens * (1 - answer.early / answer.pieces);
     parts.push(`${(later / (last - first) * 1000).toFixed(0)} tok/s`);
+  } else if (usage && last > begun) {
+    parts.push(`${(usage.completion_tokens / (last - begun) * 1000).toFixed(0)} tok/s with the prompt`);
   }
   if (answer.finish === "length") parts.push("cut: the budget is used up");
   return parts.join(" · ");

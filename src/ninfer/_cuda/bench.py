@@ -1,28 +1,22 @@
-"""Time the Ops of a CUDA device at the sizes of real models, with random weights.
+"""Time the Ops of a GPU at the sizes of real models, with random weights: ``ninfer bench --ops --device cuda:0``.
 
-    python examples/benchmarks/cuda_ops.py [--device 0] [--only text] [--json file]
-
-Every case is recorded into a graph that works on enough copies of its weights to miss the second-level cache. Printed
-per case: microseconds of one call, the bytes it must read over that time, and the ratio to the read bandwidth measured
-first.
+Every case is recorded into a graph that works on enough copies of its weights to miss the second-level cache. A row
+gives microseconds of one call, the bytes it must read over that time, the ratio to the read bandwidth measured first,
+and the kernels that ran. A case that did not run the kernels it is there to measure has failed.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import sys
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ninfer._cuda import driver
 from ninfer._cuda.device import CudaDevice
 from ninfer.artifact.layouts import geometry
+from ninfer.contract import ITEM_BYTES
 from ninfer.ops import (
     AttentionShape,
     Bank,
@@ -41,20 +35,30 @@ COLD = 256 << 20
 Q4, Q5, Q6, FP8, BF16, NVFP4 = "q4_g64_fp16", "q5_g64_fp16", "q6_g64_fp16", "fp8_e4m3fn_row_bf16", "bf16", "nvfp4"
 
 
+PRODUCTS, ATTENTION = "stream panel_32 panel_64", "attention attention_bf16 attention_i8"
+"""Modules of the products that read stored weights, and of attention."""
+
+
 class Bench:
-    def __init__(self, device: CudaDevice, only: str) -> None:
+    """Cases over one device. ``results``: what was measured."""
+
+    def __init__(self, device: CudaDevice, only: Sequence[str]) -> None:
         self.device, self.ops, self.only = device, device.ops, only
         self.rng = np.random.default_rng(0)
-        self.events = [driver.call("cuEventCreate", 0) for _ in range(2)]
         self.results: list[dict[str, Any]] = []
-        self.bandwidth = 0.0
+        self.bandwidth = device.read_bandwidth()
         self._noise = self.rng.integers(0, 256, 32 << 20, dtype=np.uint8)
+
+    def measure(self) -> Iterator[dict[str, Any]]:
+        """Run every case, and give its row."""
+        for part in (self.layers, self.attention, self.gdn, self.experts, self.prefill, self.projections):
+            done = len(self.results)
+            part()
+            yield from self.results[done:]
 
     # -- buffers
 
     def empty(self, *shape: int, dtype: str = "bf16") -> Any:
-        from ninfer.contract import ITEM_BYTES
-
         nbytes = max(256, math.prod(shape) * ITEM_BYTES[dtype])
         return self.device.arena(nbytes).buffer(0, shape, dtype)
 
@@ -106,44 +110,32 @@ class Bench:
 
     # -- timing
 
-    def case(self, name: str, nbytes: int, make: Callable[[], list[Callable[[], None]]], flops: float = 0.0) -> None:
-        """``make`` builds one closure per copy of the weights."""
-        if self.only not in name:
+    def case(
+        self, name: str, kernels: str, nbytes: int, make: Callable[[], list[Callable[[], None]]], flops: float = 0.0
+    ) -> None:
+        """``make`` builds one closure per copy of the weights; ``kernels``: modules, one of which must do the work."""
+        if self.only and not any(text in name for text in self.only):
             return
-        try:
-            works = make()
-            works[0]()
-            self.finish()
-            graph = self.device.capture(lambda: [work() for work in works] and None)
-            for _ in range(2):
-                graph.launch()
-            times = []
-            for _ in range(7):
-                driver.call("cuEventRecord", self.events[0], self.device.stream)
-                graph.launch()
-                driver.call("cuEventRecord", self.events[1], self.device.stream)
-                driver.call("cuEventSynchronize", self.events[1])
-                elapsed = driver.call("cuEventElapsedTime", *self.events)
-                times.append(float(elapsed) / len(works))
-            graph.close()
-            time = sorted(times)[len(times) // 2] * 1e-3
-            row = {"case": name, "us": time * 1e6, "GB/s": nbytes / time / 1e9}
-            line = f"{name:58s} {time * 1e6:9.1f} us {nbytes / time / 1e9:8.0f} GB/s"
-            if self.bandwidth:
-                row["ratio"] = nbytes / time / self.bandwidth
-                line += f" {row['ratio']:5.2f}"
-            if flops:
-                row["TFLOP/s"] = flops / time / 1e12
-                line += f" {row['TFLOP/s']:6.0f} TFLOP/s"
-            self.results.append(row)
-            print(line, flush=True)
-        except Exception as error:
-            print(f"{name:58s} FAILED {type(error).__name__}: {error}", flush=True)
-            traceback.print_exc(limit=4, file=sys.stderr)
+        works = make()
+        before = self.device.asked.copy()
+        works[0]()
+        self.finish()
+        ran = sorted(self.device.asked - before)
 
-    def read(self) -> None:
-        self.bandwidth = self.device.read_bandwidth()
-        print(f"{'read':58s} {'':9s}    {self.bandwidth / 1e9:8.0f} GB/s")
+        def all_of_them() -> None:
+            for work in works:
+                work()
+
+        graph = self.device.capture(all_of_them)
+        times = sorted(self.device.seconds(graph.launch) for _ in range(9))
+        graph.close()
+        seconds = times[len(times) // 2] / len(works)
+        row: dict[str, Any] = {"case": name, "us": seconds * 1e6, "kernels": ran, "GB/s": nbytes / seconds / 1e9}
+        row["ratio"] = nbytes / seconds / self.bandwidth
+        if flops:
+            row["TFLOP/s"] = flops / seconds / 1e12
+        row["failed"] = not any(kernel.split(".")[0] in kernels.split() for kernel in ran)
+        self.results.append(row)
 
     # -- cases
 
@@ -153,7 +145,8 @@ class Bench:
             size = geometry(format, None, (N, K)).nbytes
             weights = [self.matrix(format, N, K) for _ in range(max(2, -(-COLD // size)))]
             for T in (1, 8, 16, 32, 64, 128):
-                self.case(f"norm_project {format} {N}x{K} T={T}", size, self._projection(T, N, K, weights))
+                name = f"norm_project {format} {N}x{K} T={T}"
+                self.case(name, PRODUCTS, size, self._projection(T, N, K, weights))
 
     def _projection(self, T: int, N: int, K: int, weights: list[Any]) -> Callable[[], list[Callable[[], None]]]:
         def make() -> list[Callable[[], None]]:
@@ -164,7 +157,7 @@ class Bench:
 
     def layers(self) -> None:
         """The launches of one decode step, a layer of each kind."""
-        for T in (1, 8):
+        for T in (1, 8, 64):
             self._layers(T)
 
     def _layers(self, T: int) -> None:
@@ -194,11 +187,11 @@ class Bench:
         def nbytes(format: str, N: int, K: int) -> int:
             return geometry(format, None, (N, K)).nbytes
 
-        self.case(f"norm_swiglu q4 2x17408x5120 T={T}", 2 * nbytes(Q4, 17408, 5120), swiglu)
-        self.case(f"project_add q5 5120x17408 T={T}", nbytes(Q5, 5120, 17408), partial(add, 5120, 17408))
-        self.case(f"project_add q5 5120x6144 T={T}", nbytes(Q5, 5120, 6144), partial(add, 5120, 6144))
-        self.case(f"norm_project q4 16384 + bf16 2x48 T={T}", nbytes(Q4, 16384, 5120), gdn)
-        self.case(f"head q6 248320x5120 T={T}", nbytes(Q6, 248320, 5120), head)
+        self.case(f"norm_swiglu q4 2x17408x5120 T={T}", PRODUCTS, 2 * nbytes(Q4, 17408, 5120), swiglu)
+        self.case(f"project_add q5 5120x17408 T={T}", PRODUCTS, nbytes(Q5, 5120, 17408), partial(add, 5120, 17408))
+        self.case(f"project_add q5 5120x6144 T={T}", PRODUCTS, nbytes(Q5, 5120, 6144), partial(add, 5120, 6144))
+        self.case(f"norm_project q4 16384 + bf16 2x48 T={T}", PRODUCTS, nbytes(Q4, 16384, 5120), gdn)
+        self.case(f"head q6 248320x5120 T={T}", PRODUCTS, nbytes(Q6, 248320, 5120), head)
 
     def rows(self, B: int, W: int, start: int) -> Rows:
         lanes, T = list(range(B)), B * W
@@ -221,14 +214,15 @@ class Bench:
                 kv = []
                 for _ in range(copies):
                     blocks = self.put(self.rng.permutation(B * pages).reshape(B, pages), "i32")
-                    plane = [self.empty(B * pages, 4, 64, 256) for _ in range(2)]
-                    kv.append(KVPlanes(*plane, blocks))
+                    keys, values = (self.empty(B * pages, 4, 64, 256) for _ in range(2))
+                    kv.append(KVPlanes(keys, values, blocks))
                 rows, q, gate = self.rows(B, W, start), self.normal(T, 6144), self.normal(T, 6144)
                 out, scratch = self.empty(T, 6144), self.scratch(self.ops.attention_scratch(T, start + W, shape))
                 return [lambda p=p: self.ops.attention(out, q, gate, p, rows, shape, scratch) for p in kv]
 
             flops = 4.0 * 24 * 256 * W * (start + W / 2) * B
-            self.case(f"attention B={B} W={W} start={start}", 2 * B * (start + W) * 4 * 256 * 2, make, flops)
+            nbytes = 2 * B * (start + W) * 4 * 256 * 2
+            self.case(f"attention B={B} W={W} start={start}", ATTENTION, nbytes, make, flops)
 
         def prepare() -> Any:
             rows = self.rows(1, 1, 1000)
@@ -236,7 +230,7 @@ class Bench:
             q, k, v, norm = self.normal(1, 6144), self.normal(1, 1024), self.normal(1, 1024), self.normal(256)
             return [lambda: self.ops.attention_prepare(q, k, v, norm, norm, kv, rows, shape, 1e-6)] * 16
 
-        self.case("attention_prepare T=1", 0, prepare)
+        self.case("attention_prepare T=1", ATTENTION, 0, prepare)
 
     def gdn(self) -> None:
         shape = GdnShape(16, 48, 128, 128, 4)
@@ -266,7 +260,7 @@ class Bench:
                 ]
 
             moved = B * 48 * 128 * 128 * 4 * (1 if recorded else 2)
-            self.case(f"gdn B={B} W={W}{' recorded' if recorded else ''}", moved, make)
+            self.case(f"gdn B={B} W={W}{' recorded' if recorded else ''}", "gdn", moved, make)
 
     def experts(self) -> None:
         E, k, I, H = 256, 8, 512, 2048
@@ -300,8 +294,8 @@ class Bench:
         one = I * H * (2 * 4.25 + 5.25) / 8
         for T in (1, 8, 2048):
             flops = 6.0 * T * k * I * H if T > 100 else 0
-            self.case(f"experts 256 top 8 T={T}", int(min(T * k, E) * one), partial(make, T), flops)
-        self.case("moe_route T=1", E * H * 2, route)
+            self.case(f"experts 256 top 8 T={T}", "moe", int(min(T * k, E) * one), partial(make, T), flops)
+        self.case("moe_route T=1", "moe", E * H * 2, route)
 
     def prefill(self) -> None:
         self._prefill(Q4, 17408, 5120)
@@ -314,35 +308,24 @@ class Bench:
             return [lambda: self.ops.norm_swiglu(out, x, norm, gate, up, 1e-6, scratch)]
 
         size = 2 * geometry(format, None, (N, K)).nbytes
-        self.case(f"norm_swiglu {format} 2x{N}x{K} T={T}", size, make, 4.0 * T * N * K)
+        self.case(f"norm_swiglu {format} 2x{N}x{K} T={T}", "rows", size, make, 4.0 * T * N * K)
 
 
-def run(device: CudaDevice, only: str = "") -> list[dict[str, Any]]:
-    """Time every case whose name contains ``only``."""
-    bench = Bench(device, only)
-    bench.read()
-    for part in (bench.layers, bench.attention, bench.gdn, bench.experts, bench.prefill, bench.projections):
-        try:
-            part()
-        except Exception:
-            traceback.print_exc(limit=4)
-    return bench.results
+def run(index: int, only: Sequence[str]) -> int:
+    """Print every case whose name contains one of the texts ``only``, or every case; 1 if one of them failed."""
+    device = CudaDevice(index)
+    try:
+        bench = Bench(device, only)
+        print(f"{device.name}: read {bench.bandwidth / 1e9:.0f} GB/s")
+        for row in bench.measure():
+            print(line(row), flush=True)
+        return int(any(row["failed"] for row in bench.results))
+    finally:
+        device.close()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", type=int, default=0)
-    parser.add_argument("--only", default="", help="cases whose name contains this text")
-    parser.add_argument("--json", help="write the figures here")
-    args = parser.parse_args()
-    device = CudaDevice(args.device)
-    print(device.name)
-    results = run(device, args.only)
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump(results, file, indent=1)
-    device.close()
-
-
-if __name__ == "__main__":
-    main()
+def line(row: dict[str, Any]) -> str:
+    """A row as text."""
+    speed = f"{row['TFLOP/s']:6.0f} TFLOP/s" if "TFLOP/s" in row else f"{row['GB/s']:6.0f} GB/s {row['ratio']:5.2f}"
+    failed = "  WRONG KERNEL" if row["failed"] else ""
+    return f"{row['case']:52s}{row['us']:10.1f} us  {speed:16s}  {' '.join(row['kernels'])}{failed}"

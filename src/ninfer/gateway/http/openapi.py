@@ -1,0 +1,92 @@
+"""The server's own description, in OpenAPI 3.1, from the tables that read requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ninfer import __version__
+from ninfer.gateway.http import chat_completions, messages, responses
+from ninfer.gateway.http.shapes import Record
+
+_ANSWERS = {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {"schema": {"type": "string"}}}
+_OPENAI_ERROR = {
+    "type": "object",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": "string"},
+            },
+            "required": ["message", "type", "param", "code"],
+        }
+    },
+    "required": ["error"],
+}
+_ANTHROPIC_ERROR = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+            "required": ["type", "message"],
+        },
+    },
+    "required": ["type", "error"],
+}
+_REFUSALS = {
+    "400": "a field is refused, or the body is not JSON",
+    "401": "no API key, or an unknown one",
+    "404": "another model, or no such path",
+    "408": "the body did not arrive in time",
+    "413": "the body is too long",
+    "415": "the body is not application/json",
+    "500": "the request failed",
+    "503": "the engine takes no requests, or the request waited too long",
+    "504": "the request did not end in time",
+}
+
+
+def document(model: str) -> dict[str, Any]:
+    """The whole description. model: the served model's id, the only one that requests may name."""
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "ninfer", "version": __version__},
+        "components": {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "paths": {
+            "/v1/chat/completions": _generation(chat_completions.FIELDS, model, "429", _OPENAI_ERROR),
+            "/v1/responses": _generation(responses.FIELDS, model, "429", _OPENAI_ERROR),
+            "/v1/messages": _generation(messages.FIELDS, model, "529", _ANTHROPIC_ERROR),
+            "/v1/messages/count_tokens": _generation(messages.COUNT_FIELDS, model, "529", _ANTHROPIC_ERROR),
+            "/v1/models": _reading("the served model"),
+            "/health": _reading("whether the server runs"),
+            "/ready": _reading("whether requests are welcome", {"503": "not yet, or not any more"}),
+            "/metrics": _reading("Prometheus metrics", kind="text/plain"),
+        },
+    }
+
+
+def _generation(fields: Record, model: str, overloaded: str, error: dict[str, Any]) -> dict[str, Any]:
+    body = fields.schema()
+    body["properties"]["model"] = {"type": "string", "enum": [model]}
+    refusals = {**_REFUSALS, overloaded: "as many requests are running as the server takes"}
+    written = {"application/json": {"schema": error}}
+    return {
+        "post": {
+            "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
+            "responses": {
+                "200": {"description": "the answer", "content": _ANSWERS},
+                **{status: {"description": what, "content": written} for status, what in refusals.items()},
+            },
+            "security": [{"key": []}],
+        }
+    }
+
+
+def _reading(what: str, others: dict[str, str] | None = None, kind: str = "application/json") -> dict[str, Any]:
+    answers = {"200": what, **(others or {})}
+    content = {kind: {"schema": {"type": "string" if kind == "text/plain" else "object"}}}
+    return {"get": {"responses": {code: {"description": d, "content": content} for code, d in answers.items()}}}
