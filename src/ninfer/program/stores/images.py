@@ -38,7 +38,7 @@ class ActiveStateBinding:
 
 @dataclass(frozen=True, slots=True)
 class StateAudit:
-    """Slots in use, recomputed from the images."""
+    """Slots in use, recomputed from the images and the copies on their way."""
 
     capacity: int
     used: int
@@ -53,6 +53,8 @@ class StateStore:
         self.images: HandleTable[StateImage] = HandleTable("image")
         self._free = list(range(device_slots))  # heaps
         self._host_free = list(range(host_slots))
+        self._taken: set[int] = set()  # slots of copies on their way
+        self._host_taken: set[int] = set()
 
     @property
     def available(self) -> int:
@@ -66,9 +68,7 @@ class StateStore:
 
     def new_active(self, frontier: int = 0) -> Handle | None:
         """A mutable image on the device, or None when no slot is free. Units start a row at 0 from zero state."""
-        if not self._free:
-            return None
-        return self.images.insert(StateImage(heapq.heappop(self._free), frontier))
+        return self.images.insert(StateImage(heapq.heappop(self._free), frontier)) if self._free else None
 
     def advance(self, image: Handle, frontier: int) -> None:
         """Record that the image has absorbed ``frontier`` tokens; it never goes back."""
@@ -85,12 +85,14 @@ class StateStore:
         state = self.images.get(source)
         if state.mutable or state.device is None:
             raise InvariantError(f"{source} cannot be read: it is mutable or not on the device")
-        taken = self.take_device() if slot is None else slot
-        if taken is None:
+        if slot is None:
+            slot = self.take_device()
+        if slot is None:
             return None
+        self._taken.remove(slot)
         state.refs += 1
         state.pins += 1
-        return ActiveStateBinding(source, self.images.insert(StateImage(taken, state.frontier)))
+        return ActiveStateBinding(source, self.images.insert(StateImage(slot, state.frontier)))
 
     def settle(self, binding: ActiveStateBinding) -> ActiveStateBinding:
         """A unit has written the whole of ``write``: the source is needed no more."""
@@ -121,6 +123,7 @@ class StateStore:
 
     def insert_frozen(self, frontier: int, host: int) -> Handle:
         """An immutable image whose only replica is in a taken host slot."""
+        self._host_taken.remove(host)
         return self.images.insert(StateImage(None, frontier, mutable=False, host=host))
 
     # -- references and replicas ---------------------------------------------------------------------------------
@@ -151,16 +154,18 @@ class StateStore:
 
     def take_device(self) -> int | None:
         """A device slot for a copy on its way, or None."""
-        return heapq.heappop(self._free) if self._free else None
+        return _take(self._free, self._taken)
 
     def take_host(self) -> int | None:
         """A host slot for a copy on its way, or None."""
-        return heapq.heappop(self._host_free) if self._host_free else None
+        return _take(self._host_free, self._host_taken)
 
     def return_device(self, slot: int) -> None:
+        self._taken.remove(slot)
         heapq.heappush(self._free, slot)
 
     def return_host(self, slot: int) -> None:
+        self._host_taken.remove(slot)
         heapq.heappush(self._host_free, slot)
 
     def publish_device(self, image: Handle, slot: int) -> None:
@@ -168,6 +173,7 @@ class StateStore:
         state = self.images.get(image)
         if state.device is not None:
             raise InvariantError(f"{image} is on the device already")
+        self._taken.remove(slot)
         state.device = slot
 
     def publish_host(self, image: Handle, slot: int) -> None:
@@ -175,6 +181,7 @@ class StateStore:
         state = self.images.get(image)
         if state.host is not None or state.mutable:
             raise InvariantError(f"{image} has a host copy already, or still changes")
+        self._host_taken.remove(slot)
         state.host = slot
 
     def drop_device(self, image: Handle) -> None:
@@ -196,8 +203,8 @@ class StateStore:
     def audit(self) -> StateAudit:
         """Walk the images. Raises InvariantError when a slot is held twice or lost, or an image is stored nowhere."""
         images = [image for _, image in self.images.live()]
-        held = [i.device for i in images if i.device is not None]
-        host = [i.host for i in images if i.host is not None]
+        held = [i.device for i in images if i.device is not None] + [*self._taken]
+        host = [i.host for i in images if i.host is not None] + [*self._host_taken]
         if sorted(held + self._free) != list(range(self.capacity)):
             raise InvariantError(f"state slots {sorted(held + self._free)} are not 0..{self.capacity - 1}")
         if sorted(host + self._host_free) != list(range(self.host_capacity)):
@@ -215,3 +222,11 @@ class StateStore:
         if state.host is not None:
             heapq.heappush(self._host_free, state.host)
             state.host = None
+
+
+def _take(free: list[int], taken: set[int]) -> int | None:
+    if not free:
+        return None
+    slot = heapq.heappop(free)
+    taken.add(slot)
+    return slot
