@@ -129,7 +129,7 @@ class KeptSession:
             left = max((owner.points[q][0] for q in outcome.kept), default=0)
             gained += -(-owner.depth // self.kept.page) - -(-left // self.kept.page)
             for q, (frontier, _) in owner.points.items():
-                if level or not any(target.levels):
+                if level:
                     depths = [owner.points[k][0] for k in outcome.kept if owner.points[k][0] <= frontier]
                     recovery[CheckpointRef(handle, q)] = tuple(
                         RecoveryRecipe((), PrefillWork(1, frontier - d, pairs(d, frontier - d)))
@@ -142,6 +142,10 @@ class KeptSession:
         source = "capture" if self.offer else "root" if candidate.ref is None else "move" if moved else "fork"
         short = (Shortage("pages", missing),) if missing > 0 else ()
         return Assessment(short, MachineWork((), candidate.prefill), recovery, source, True)  # type: ignore[arg-type]
+
+    def recovery(self, owner: Handle):
+        points = self.kept.owners[owner].points
+        return {q: (RecoveryRecipe((), PrefillWork()),) for q in points}
 
     def seal(self, target: Target) -> ResourcePlan:
         assert self.assess(target).feasible

@@ -150,9 +150,14 @@ class SymbolicSession:
         op = "root" if start is None else "move" if moved else "fork"
         recovery = {
             CheckpointRef(o, q): self._recipes(o, q, kept, _demoted(level[o]), wanted)
-            for o, n in zip(victims, target.levels) for q in w.owners[o] if n or not any(target.levels)
+            for o, n in zip(victims, target.levels) for q in w.owners[o] if n
         }  # fmt: skip
         return Assessment(short, MachineWork(transfers, candidate.prefill), recovery, op, not transfers)
+
+    def recovery(self, owner: Handle):
+        points = self.world.owners[owner]
+        everywhere = set(self.world.pages)
+        return {q: self._recipes(owner, q, {owner: list(points.items())}, False, everywhere) for q in points}
 
     def seal(self, target: Target) -> ResourcePlan:
         manifest = {

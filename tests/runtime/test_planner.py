@@ -88,11 +88,10 @@ def place(draw, has_host: bool) -> list[bool]:
 def price(session, question, target, costs=GENERIC) -> tuple[int, bool]:
     """J of a target and whether it is possible, straight from the definitions."""
     answer = session.assess(target)
-    identity = session.assess(Target(target.candidate, (0,) * len(target.levels)))
     loss, short = 0, dict(question.slots_short)
     for v, (owner, level) in enumerate(zip(session.victims(target.candidate), target.levels)):
         lost = [
-            worth * max(0, costs.recovery_ns(answer.recovery[ref]) - costs.recovery_ns(identity.recovery[ref]))
+            worth * max(0, costs.recovery_ns(answer.recovery[ref]) - costs.recovery_ns(session.recovery(owner)[q]))
             for q, worth in question.values[owner].weights.items()
             for ref in [CheckpointRef(owner, q)]
             if level

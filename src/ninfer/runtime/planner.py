@@ -155,12 +155,11 @@ class _Assessed:
 
 @dataclass
 class _Domain:
-    """The victims of one candidate with their ladders, and what recovery costs while nothing is degraded."""
+    """The victims of one candidate with their ladders, and its target that degrades nobody."""
 
     owners: tuple[Handle, ...]
     ladders: tuple[tuple[OwnerLevel, ...], ...]
     identity: Assessment
-    recovery: Mapping[CheckpointRef, int]
 
 
 class _Search:
@@ -172,6 +171,7 @@ class _Search:
         self.stored = 0
         self.searched = 0
         self._domains: dict[int, _Domain] = {}
+        self._recovery: dict[Handle, dict[int, int]] = {}
         candidates = question.candidates
         self._least = [costs.transfers_ns(c.min_restore) + costs.prefill_ns(c.prefill) for c in candidates]
         self._own_loss = [*question.losses, *[0] * (len(candidates) - len(question.losses))]
@@ -287,7 +287,7 @@ class _Search:
             domain = self._domain(target.candidate)
             answer = self.session.assess(target) if any(target.levels) else domain.identity
             losses = tuple(
-                [self._loss(o, domain, answer) if level else 0 for o, level in zip(domain.owners, target.levels)]
+                [self._loss(o, answer) if level else 0 for o, level in zip(domain.owners, target.levels)]
             )
             loss = sum(losses) + self._own_loss[target.candidate]
             fits = answer.feasible and self._has_place(target, domain, answer)
@@ -304,17 +304,20 @@ class _Search:
                 raise InvariantError(f"the source {source.owner} is among its own victims")
             ladders = tuple(self.session.ladder(c, v) for v in range(len(owners)))
             identity = self.session.assess(Target(c, (0,) * len(owners)))
-            recovery = {ref: self.costs.recovery_ns(recipes) for ref, recipes in identity.recovery.items()}
-            domain = self._domains[c] = _Domain(owners, ladders, identity, recovery)
+            domain = self._domains[c] = _Domain(owners, ladders, identity)
         return domain
 
-    def _loss(self, owner: Handle, domain: _Domain, answer: Assessment) -> int:
+    def _loss(self, owner: Handle, answer: Assessment) -> int:
         """Nested checkpoints of one history stand for one future request, so the worst of them counts, not the sum."""
+        before = self._recovery.get(owner)
+        if before is None:
+            recipes = self.session.recovery(owner)
+            before = self._recovery[owner] = {q: self.costs.recovery_ns(ways) for q, ways in recipes.items()}
         worst = 0
         for checkpoint, worth in self.question.values[owner].weights.items():
             if worth:
                 ref = CheckpointRef(owner, checkpoint)
-                worst = max(worst, worth * (self.costs.recovery_ns(answer.recovery[ref]) - domain.recovery[ref]))
+                worst = max(worst, worth * (self.costs.recovery_ns(answer.recovery[ref]) - before[checkpoint]))
         return worst
 
     def _has_place(self, target: Target, domain: _Domain, answer: Assessment) -> bool:
