@@ -35,7 +35,7 @@ class PlannerBudget:
     targets: int = 4096
     assessments: int = 512
     most_ns: int = 50_000_000
-    least_ns: int = 2_000_000
+    least_ns: int = 500_000
     fraction: int = 20
 
 
