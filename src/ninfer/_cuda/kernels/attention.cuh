@@ -27,7 +27,7 @@ template <int HD, int KEYS, class Plane> DEVICE void score(float (&s)[KEYS / 8][
     if constexpr (!Plane::SCALES) {
 #pragma unroll
         for (int k = 0; k < HD / 16; ++k) {
-            load_tiles(q, piece<HD>(queries, own + lane % 16, 2 * k, lane / 16));
+            load_rows<HD>(q, queries, own, k, lane);
 #pragma unroll
             for (int n = 0; n < KEYS / 16; ++n) {
                 Plane::keys(r, keys, begin + 16 * n, k, lane);
@@ -43,7 +43,7 @@ template <int HD, int KEYS, class Plane> DEVICE void score(float (&s)[KEYS / 8][
                 float part[2][4] = {};
 #pragma unroll
                 for (int k = g * SCALED / 16; k < (g + 1) * SCALED / 16; ++k) {
-                    load_tiles(q, piece<HD>(queries, own + lane % 16, 2 * k, lane / 16));
+                    load_rows<HD>(q, queries, own, k, lane);
                     Plane::keys(r, keys, begin + 16 * n, k, lane);
                     mma(part[0], q[0], q[1], q[2], q[3], r[0], r[1]);
                     mma(part[1], q[0], q[1], q[2], q[3], r[2], r[3]);

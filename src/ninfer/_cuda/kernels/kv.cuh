@@ -1,16 +1,10 @@
 // Pages of cached keys and values in shared memory, as operands of matrix instructions.
 //
-// A page holds 64 ordinals of one key head. Pieces of 16 bytes trade places within a row, so that the rows that an
-// instruction reads together meet every bank once.
+// A page holds 64 ordinals of one key head.
 #pragma once
-#include "common.cuh"
+#include "tiles.cuh"
 
 constexpr int PAGE = 64, SCALED = 64;  // ordinals of a page; features that share a scale
-
-// Piece p + odd of a row of 2 HD bytes; p is even, and known when compiled, so that few addresses serve all pieces.
-template <int HD> DEVICE u8* piece(u8* tile, int row, int p, int odd) {
-    return tile + row * 2 * HD + (odd ^ row & 7 ^ p & 6) * 16 + (p & ~7) * 16;
-}
 
 // bf16: fragments come as whole 8 x 8 tiles.
 template <int HD> struct Bf16Plane {
@@ -35,12 +29,12 @@ template <int HD> struct Bf16Plane {
 
     // Keys row .. row + 15 at features 16k .. 16k + 15: r[0], r[1] the first eight keys, r[2], r[3] the others.
     static DEVICE void keys(u32 (&r)[4], u8* tile, int row, int k, int lane) {
-        load_tiles(r, piece<HD>(tile, row + lane / 16 * 8 + lane % 8, 2 * k, lane / 8 % 2));
+        load_right_rows<HD>(r, tile, row, k, lane);
     }
 
     // Values of ordinals row .. row + 15, columns 2n (r[0], r[1]) and 2n + 1 of eight features each.
     static DEVICE void values(u32 (&r)[4], u8* tile, int row, int n, int lane) {
-        load_tiles_transposed(r, piece<HD>(tile, row + lane % 16, 2 * n, lane / 16));
+        load_right<HD>(r, tile, row, n, lane);
     }
 
     // The feature of column `column` of eight-column tile n.
