@@ -205,24 +205,29 @@ class Bench:
     def attention(self) -> None:
         shape = AttentionShape(24, 4, 256, 64, 1e7, tuple(j % 3 for j in range(32)))
         few = ((1, 1, 1023), (1, 4, 1020), (8, 1, 1023), (1, 1, 16383), (1, 1, 131071), (8, 8, 4088))
-        for B, W, start in (*few, (1, 2048, 0), (1, 2048, 6144)):
+        cases = [(*case, "bf16") for case in (*few, (1, 2048, 0), (1, 2048, 6144))]
+        for B, W, start, dtype in (*cases, (8, 1, 1023, "i8"), (1, 1, 131071, "i8"), (1, 2048, 6144, "i8")):
             pages = -(-(start + W) // 64)
+            row = 2 * 256 if dtype == "bf16" else 256 + 2 * 4  # bytes of a key or a value
 
-            def make(B: int = B, W: int = W, start: int = start, pages: int = pages) -> Any:
+            def make(
+                B: int = B, W: int = W, start: int = start, pages: int = pages, dtype: str = dtype, row: int = row
+            ) -> Any:
                 T = B * W
-                copies = max(1, min(16, COLD // (2 * B * pages * 4 * 64 * 256 * 2)))
+                copies = max(1, min(16, COLD // (2 * B * pages * 4 * 64 * row)))
                 kv = []
                 for _ in range(copies):
                     blocks = self.put(self.rng.permutation(B * pages).reshape(B, pages), "i32")
-                    keys, values = (self.empty(B * pages, 4, 64, 256) for _ in range(2))
-                    kv.append(KVPlanes(keys, values, blocks))
+                    planes = [self.empty(B * pages, 4, 64, 256, dtype=dtype) for _ in range(2)]
+                    scales = [self.empty(B * pages, 4, 64, 4, dtype="f16") for _ in range(2)] if dtype == "i8" else ()
+                    kv.append(KVPlanes(*planes, blocks, *scales))
                 rows, q, gate = self.rows(B, W, start), self.normal(T, 6144), self.normal(T, 6144)
                 out, scratch = self.empty(T, 6144), self.scratch(self.ops.attention_scratch(T, start + W, shape))
                 return [lambda p=p: self.ops.attention(out, q, gate, p, rows, shape, scratch) for p in kv]
 
             flops = 4.0 * 24 * 256 * W * (start + W / 2) * B
-            nbytes = 2 * B * (start + W) * 4 * 256 * 2
-            self.case(f"attention B={B} W={W} start={start}", ATTENTION, nbytes, make, flops)
+            name = f"attention {dtype} B={B} W={W} start={start}"
+            self.case(name, ATTENTION, 2 * B * (start + W) * 4 * row, make, flops)
 
         def prepare() -> Any:
             rows = self.rows(1, 1, 1000)
@@ -260,7 +265,19 @@ class Bench:
                 ]
 
             moved = B * 48 * 128 * 128 * 4 * (1 if recorded else 2)
-            self.case(f"gdn B={B} W={W}{' recorded' if recorded else ''}", "gdn", moved, make)
+            self.case(f"gdn B={B} W={W}{' recorded' if recorded else ''}", "gdn gdn_chunk", moved, make)
+
+        def fold() -> Any:
+            B, W, C = 8, 8, shape.channels
+            states = [GdnState(self.empty(B, 48, 128, 128, dtype="f32"), self.empty(B, 3, C)) for _ in range(12)]
+            record = GdnRecord(
+                self.empty(B * W, 16, 128, dtype="f32"), self.empty(B * W, 48, 128, dtype="f32"),
+                self.empty(B * W, 48, dtype="f32"), self.empty(B * W, C),
+            )  # fmt: skip
+            rows, accepted = self.rows(B, W, 7), self.put([4] * B, "i32")
+            return [lambda s=s: self.ops.gdn_fold(s, record, accepted, rows, shape) for s in states]
+
+        self.case("gdn fold B=8 W=8", "gdn", 8 * 48 * 128 * 128 * 4 * 2, fold)
 
     def experts(self) -> None:
         E, k, I, H = 256, 8, 512, 2048

@@ -240,7 +240,7 @@ class CudaOps:
 
     def gdn_fold(self, state: GdnState, record: GdnRecord, accepted: CudaBuffer, rows: Rows, shape: GdnShape) -> None:
         words = self._gdn_words(None, (None,) * 10, state, record, accepted, rows, shape, 0.0, None)
-        self._launch("gdn", "gdn_fold", (shape.nv, rows.B), 256, words, 4 * (rows.W + 1))
+        self._launch("gdn", "gdn_fold", (shape.nv, rows.B), 256, words, 4 * (rows.W * (shape.dk + shape.dv + 1) + 1))
 
     # mixture of experts
     def moe_route(

@@ -192,28 +192,39 @@ template <int DK> DEVICE void gdn_few(const Gdn& a) {
 // -- fold: the first `accepted` recorded columns of a row enter its state; blocks (value heads, B)
 
 KERNEL(gdn_fold, Gdn, 256, 1) {
-    DYNAMIC_SHARED(weights);
+    DYNAMIC_SHARED(shared);
     after_predecessors();
-    const int head = block_x(), b = block_y(), key = head / (int)(a.nv / a.nk), dk = (int)a.dk, dv = (int)a.dv;
+    const int head = block_x(), b = block_y(), key = head / (int)(a.nv / a.nk), dk = (int)a.dk, dv = (int)a.dv, W = (int)a.W;
     const int count = minimum(a.accepted[b], a.width[b]);
     if (count <= 0) return;
     const i64 token = (i64)b * a.W, channels = channels_of(a);
-    float* weight = (float*)weights;  // [W + 1]: decay from after column t to the last
-    if (thread() == 0) {
-        float g = 0;
-        for (int t = count - 1; t >= 0; --t) weight[t] = expf(g), g += a.record_g[(token + t) * a.nv + head];
-        weight[a.W] = expf(g);
-    }
-    sync();
     const bool fresh = a.start[b] == 0;
+    float *left = (float*)shared, *k = left + W + 1, *d = k + W * dk;  // left [W + 1]: decay from after column t to the last; from before all
+    for (int t = thread(); t <= count; t += threads()) {  // the last of them adds up all columns
+        float g = 0;
+        for (int i = count - 1; i >= (t < count ? t + 1 : 0); --i) g += a.record_g[(token + i) * a.nv + head];
+        left[t] = expf(g);
+    }
+    for (int i = thread(); i < count * dk; i += threads()) k[i] = a.record_k[((token + i / dk) * a.nk + key) * dk + i % dk];
+    for (int i = thread(); i < count * dv; i += threads()) d[i] = a.record_d[((token + i / dv) * a.nv + head) * dv + i % dv];
+    sync();
     const float* from = state_of(a, a.read[b], head);
     float* to = state_of(a, a.write[b], head);
-    for (int i = thread(); i < dk * dv; i += threads()) {
-        const int row = i / dv, c = i % dv;
-        float sum = fresh ? 0.0f : from[i] * weight[a.W];
-        for (int t = 0; t < count; ++t)
-            sum += weight[t] * a.record_k[((token + t) * a.nk + key) * dk + row] * a.record_d[((token + t) * a.nv + head) * dv + c];
-        to[i] = sum;
+    constexpr int TOGETHER = 8;  // elements whose loads are on their way at once
+    for (int base = thread(); base < dk * dv; base += TOGETHER * threads()) {
+        float x[TOGETHER];
+#pragma unroll
+        for (int j = 0; j < TOGETHER; ++j) {
+            const int i = base + j * threads();
+            x[j] = fresh || i >= dk * dv ? 0.0f : from[i] * left[count];
+        }
+#pragma unroll
+        for (int j = 0; j < TOGETHER; ++j) {
+            const int i = base + j * threads(), row = i / dv, c = i % dv;
+            if (i >= dk * dv) break;
+            for (int t = 0; t < count; ++t) x[j] += left[t] * k[t * dk + row] * d[t * dv + c];
+            to[i] = x[j];
+        }
     }
     // the tail: the block of a key head's first value head takes its channels too
     const bool leads = head % (a.nv / a.nk) == 0;
@@ -222,7 +233,7 @@ KERNEL(gdn_fold, Gdn, 256, 1) {
         const int n = part == 2 ? dv : dk;
         const i64 base = part * a.nk * dk + (i64)(part == 2 ? head : key) * n;
         for (int i = thread(); i < n; i += threads())
-            for (int r = 0; r < taps; ++r) {
+            for (int r = 0; r < taps; ++r) {  // ascending: what is read lies at or after what is written
                 const int t = count - taps + r;
                 const u16* source = t >= 0 ? a.record_c + (token + t) * channels : a.tail + ((i64)a.read[b] * taps + taps + t) * channels;
                 a.tail[((i64)a.write[b] * taps + r) * channels + base + i] = t < 0 && fresh ? (u16)0 : source[base + i];
