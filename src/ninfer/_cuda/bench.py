@@ -218,9 +218,9 @@ class Bench:
                 kv = []
                 for _ in range(copies):
                     blocks = self.put(self.rng.permutation(B * pages).reshape(B, pages), "i32")
-                    planes = [self.empty(B * pages, 4, 64, 256, dtype=dtype) for _ in range(2)]
-                    scales = [self.empty(B * pages, 4, 64, 4, dtype="f16") for _ in range(2)] if dtype == "i8" else ()
-                    kv.append(KVPlanes(*planes, blocks, *scales))
+                    keys, values = (self.empty(B * pages, 4, 64, 256, dtype=dtype) for _ in range(2))
+                    scales = [self.empty(B * pages, 4, 64, 4, dtype="f16") for _ in range(2)] if dtype == "i8" else []
+                    kv.append(KVPlanes(keys, values, blocks, *scales))
                 rows, q, gate = self.rows(B, W, start), self.normal(T, 6144), self.normal(T, 6144)
                 out, scratch = self.empty(T, 6144), self.scratch(self.ops.attention_scratch(T, start + W, shape))
                 return [lambda p=p: self.ops.attention(out, q, gate, p, rows, shape, scratch) for p in kv]
