@@ -8,9 +8,6 @@ import pytest
 from fakes.cuda_driver import ILLEGAL_ADDRESS, FakeDriver
 
 import ninfer
-from ninfer._cuda import blas
-from ninfer._cuda import compile as compiler
-from ninfer._cuda import device as device_module
 from ninfer._cuda import driver as driver_module
 from ninfer.errors import DeviceError, InvalidRequest
 from ninfer.models.qwen3_5.config import FULL
@@ -61,24 +58,6 @@ def test_auto_takes_the_first_gpu(driver: FakeDriver) -> None:
 def test_names_that_are_refused(device: str) -> None:
     with pytest.raises(InvalidRequest, match="device"):
         EngineOptions(device=device)
-
-
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch, cache: object) -> FakeDriver:
-    """A driver under the product's own Ops; kernels do nothing, so every logit and token is 0."""
-    fake = FakeDriver(memory=2 << 30)
-    sources = [without_code(source) for source in device_module.kernel_sources()]
-    monkeypatch.setattr(driver_module, "cupy", lambda: fake.cupy)
-    monkeypatch.setattr(driver_module, "bindings", lambda: fake.bindings)
-    monkeypatch.setattr(compiler, "nvrtc_version", lambda: "nvrtc 13.0")
-    monkeypatch.setattr(device_module, "kernel_sources", lambda: sources)
-    for name in ("__init__", "__call__", "close"):
-        monkeypatch.setattr(blas.Blas, name, lambda *arguments, **options: None)
-    return fake
-
-
-def without_code(source: compiler.Source) -> compiler.Source:
-    return compiler.Source(source.name, "text", lambda arch: b"code", lambda: "compiler")
 
 
 GREEDY = ninfer.SamplingParams(temperature=0)
