@@ -68,6 +68,11 @@ def test_a_key_that_is_none(keys):
     assert caught.value.field == "api_keys"
 
 
+def test_one_key_is_a_key():
+    assert ServerOptions(api_keys="secret").api_keys == ("secret",)
+    assert "secret" not in repr(ServerOptions(api_keys="secret"))
+
+
 def test_other_origins_are_let_in_only_when_named(serve, server):
     ask = {"Origin": "https://page.example", "Access-Control-Request-Method": "POST",
            "Access-Control-Request-Headers": "authorization"}  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -66,6 +67,7 @@ def serve(arguments: argparse.Namespace) -> int:
         return 1
     from ninfer.engine import Engine
 
+    logging.basicConfig(level=logging.WARNING, format="ninfer: %(name)s: %(message)s")
     keys = arguments.api_key or [key for key in [os.environ.get("NINFER_API_KEY", "").strip()] if key]
     options = ServerOptions(
         model_id=arguments.model_id,
