@@ -404,8 +404,9 @@ class OutputSession:
 
 def _twin(value: T) -> T:
     """A shallow copy of a value of a slotted attrs class, several times as fast as ``copy.copy``."""
-    twin: T = object.__new__(type(value))
-    for name in _names(type(value)):
+    kind: Any = type(value)
+    twin: T = object.__new__(kind)
+    for name in _names(kind):
         setattr(twin, name, getattr(value, name))
     return twin
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 
@@ -22,6 +23,8 @@ from ninfer.program.text import TextModel
 from ninfer.program.traffic import Traffic
 from ninfer.program.transfers import Transfers
 from ninfer.program.units import Units
+
+log = logging.getLogger("ninfer")
 
 
 def automatic_kv(device: Device) -> AutomaticKV:
@@ -45,7 +48,7 @@ def open_program(
     smallest plan does not fit.
     """
     retention = retention or Retention()
-    free = device.memory().free
+    free, taken = device.memory().free, dict(device.taken())
     layouts = build_pool_layouts(model.kv_geometry, shape.codec)
     _check_host(retention, layouts, shape, model.state_bytes(device.activation))
 
@@ -58,15 +61,18 @@ def open_program(
             free_bytes=free,
         )  # fmt: skip
     except OutOfDeviceMemory as error:
-        plan = measure(device, model, shape, max(pages(shape.context), shape.rows))
-        raise OutOfDeviceMemory(f"{error}: {_table(plan)}", plan=plan, free=error.free) from None
+        plan = taken | measure(device, model, shape, max(pages(shape.context), shape.rows))
+        advice = "smaller max_context, max_concurrency or prefill_chunk need less"
+        raise OutOfDeviceMemory(f"{error}: {_table(plan)}; {advice}", plan=plan, free=error.free) from None
     arena = device.arena(report.planned_bytes)
     try:
         scope = ArenaScope(arena)
         kv_pages = {layout.kind: profile.pages[layout.kind] for layout in layouts}
         memory = lay_out(scope, device, model, shape, kv_pages[layouts[0].kind])
         rows = ExecutionRows(list(kv_pages), shape.rows, profile.logical_pages)
+        before = device.memory().free
         units = Units(device, arena, memory, shape, rows)
+        graphs = max(0, before - device.memory().free) if device.asynchronous else 0
     except BaseException:
         arena.close()
         raise
@@ -84,7 +90,9 @@ def open_program(
     )
     state_bytes = model.state_bytes(device.activation)
     traffic = Traffic(model, layouts, shape.rows, state_bytes)
-    return Program(shape, scope.cursor.components, report, store, units, traffic)
+    components = taken | scope.cursor.components | {"graphs": graphs}
+    log.info("memory of %s: %s", device.name, _table(components))
+    return Program(shape, components, report, store, units, traffic)
 
 
 def _check_host(retention: Retention, layouts: tuple[PoolLayout, ...], shape: Shape, state_bytes: int) -> None:
