@@ -178,7 +178,7 @@ class Assessment:
     shortages: tuple[Shortage, ...]
     work: MachineWork
     recovery: Mapping[CheckpointRef, tuple[RecoveryRecipe, ...]]
-    source: Literal["root", "move", "fork", "capture"]
+    source: Literal["root", "move", "fork", "capture", "none"]
     ready: bool
 
     @property
@@ -197,6 +197,10 @@ class PlanningSession(Protocol):
 
     def ladder(self, candidate: int, victim: int) -> tuple[OwnerLevel, ...]:
         """2..8 outcomes of ``victims(candidate)[victim]``: unchanged, each less than the one before, evicted."""
+        ...
+
+    def recovery(self, owner: Handle) -> Mapping[int, tuple[RecoveryRecipe, ...]]:
+        """The ways back to each checkpoint of an owner as things are."""
         ...
 
     def assess(self, target: Target) -> Assessment: ...

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NewType, Protocol, Type
 import numpy as np
 import numpy.typing as npt
 
+from ninfer.context import ContextPort
 from ninfer.errors import InvariantError, StaleHandle
 from ninfer.identity import PrefixIdentity, PromptDigest
 
@@ -95,6 +96,22 @@ class Arena(Protocol):
     def close(self) -> None: ...
 
 
+class Copies(Protocol):
+    """A second queue of a device, for copies beside its work. Host arrays come from ``Device.host``."""
+
+    def follow(self) -> None:
+        """What is submitted here from now on starts after all work the device has been given so far."""
+        ...
+
+    def upload(self, dst: Buffer, src: npt.NDArray[Any]) -> None: ...
+
+    def download(self, dst: npt.NDArray[Any], src: Buffer) -> None: ...
+
+    def event(self) -> Event:
+        """A point in this queue."""
+        ...
+
+
 class Device(Protocol):
     """One accelerator or the host. All work is stream-ordered: a call may return before it has happened.
 
@@ -109,6 +126,10 @@ class Device(Protocol):
     ops: Ops
 
     def memory(self) -> DeviceMemory: ...
+
+    def taken(self) -> Mapping[str, int]:
+        """Bytes of device memory taken so far outside arenas, by component: weights, the Ops' own work areas."""
+        ...
 
     def read_bandwidth(self) -> float:
         """Bytes a second that a large read of device memory reaches, measured now, in less than a second."""
@@ -139,6 +160,8 @@ class Device(Protocol):
     def zero(self, dst: Buffer) -> None: ...
 
     def event(self) -> Event: ...
+
+    def copies(self) -> Copies: ...
 
     def capture(self, work: Callable[[], None]) -> Graph:
         """Record what ``work`` submits, without running it."""
@@ -218,6 +241,10 @@ class HandleTable(Generic[T]):
         self._free.append(handle.index)
         return value
 
+    def at(self, index: int) -> Handle | None:
+        """The handle of the live entry at an index, if there is one."""
+        return None if self._items[index] is None else Handle(self.kind, index, self._generation[index])
+
     def live(self) -> list[tuple[Handle, T]]:
         """All live entries in index order."""
         return [
@@ -252,7 +279,12 @@ class LimitReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedRequest:
-    """What admission needs to know. ``effective_output`` is the output that fits the context, tokens."""
+    """What admission needs to know. ``effective_output`` is the output that fits the context, tokens.
+
+    boundaries, markers, rewrite: where the prompt may leave checkpoints, see PreparedPrompt. participation:
+    "read_write", or "disabled" to start from nothing and leave nothing. session, update_session: the conversation it
+    belongs to, and whether what it leaves becomes that conversation's; for the control plane alone.
+    """
 
     id: RequestId
     ticket: int
@@ -265,89 +297,15 @@ class PreparedRequest:
     boundaries: tuple[int, ...] = ()
     markers: tuple[int, ...] = ()
     rewrite: tuple[int, str] | None = None
+    participation: Literal["read_write", "disabled"] = "read_write"
+    session: str | None = None
+    update_session: bool = True
 
 
 def effective_output(prompt: int, requested: int, context: int) -> tuple[int, LimitReason]:
     """Output tokens a request can really have: the last token needs no KV, so context - prompt + 1 fit."""
     room = context - prompt + 1
     return (requested, LimitReason.OUTPUT_LIMIT) if requested <= room else (room, LimitReason.CONTEXT_CAPACITY)
-
-
-# -- resource transactions ---------------------------------------------------------------------------------------
-
-
-class TransactionKind(enum.Enum):
-    MATERIALIZE = "materialize"
-    CAPTURE = "capture"
-    DEMOTE = "demote"
-
-
-class StartStatus(enum.Enum):
-    STARTED = "started"
-    STALE = "stale"
-    INFEASIBLE = "infeasible"
-
-
-class TransactionStatus(enum.Enum):
-    IDLE = "idle"
-    RUNNING = "running"
-    READY = "ready"
-
-
-@dataclass(frozen=True, slots=True)
-class Shortage:
-    """An axis that lacks capacity and by how many of its units."""
-
-    axis: str
-    missing: int
-
-
-@dataclass(frozen=True, slots=True)
-class Infeasible:
-    """A request that cannot run even alone."""
-
-    shortages: tuple[Shortage, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ResourcePlan:
-    """A sealed transition, bound to the revision it was planned at; started at most once."""
-
-    id: int
-    revision: int
-    kind: TransactionKind
-    request: RequestId | None
-    lane: int | None
-    pages: tuple[int, ...]
-    """Pages to reserve, per pool."""
-
-
-@dataclass(frozen=True, slots=True)
-class AdoptionTicket:
-    """The ResourceManager's pre-reserved logical storage for a plan's outcome."""
-
-    transaction: int
-    lane: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class ResourceResult:
-    """The absolute outcome of a committed or aborted transition."""
-
-    transaction: int
-    kind: TransactionKind
-    committed: bool
-    sequence: SequenceHandle | None
-    reused_tokens: int
-    revision_after: int
-
-
-@dataclass(frozen=True, slots=True)
-class TerminalResult:
-    """What became of a finished sequence. ``retained`` names a continuation, or is None after a release."""
-
-    retained: Handle | None
-    revision_after: int
 
 
 # -- masks -------------------------------------------------------------------------------------------------------
@@ -473,36 +431,11 @@ class UnitLicense:
     drafts: int = 0
 
 
-class ProgramPort(Protocol):
+class ProgramPort(ContextPort, Protocol):
     """The physical plane as the control plane sees it. Called by the engine's worker thread alone.
 
     Expected outcomes are return values. Exceptions mean a refused request (before any mutation) or a failed engine.
     """
-
-    @property
-    def resource_revision(self) -> int: ...
-
-    # planning: pure
-    def isolated_root_fits(self, request: PreparedRequest) -> Infeasible | None:
-        """None when the request can run alone on an empty device."""
-        ...
-
-    def plan_root(self, request: PreparedRequest, lane: int) -> ResourcePlan | tuple[Shortage, ...]:
-        """A sealed plan that starts the request from nothing, or what is missing right now."""
-        ...
-
-    # resource transactions
-    def start(self, plan: ResourcePlan, ticket: AdoptionTicket) -> StartStatus: ...
-
-    def poll(self) -> TransactionStatus: ...
-
-    def commit_transaction(self) -> ResourceResult: ...
-
-    def abort_transaction(self) -> ResourceResult: ...
-
-    def finish(self, sequence: SequenceHandle) -> TerminalResult: ...
-
-    def discard(self, sequence: SequenceHandle) -> TerminalResult: ...
 
     # model units: each submits its work and returns; what it produced is known once the batch has been waited for
     def prefill_remaining(self, sequence: SequenceHandle) -> int:

@@ -6,23 +6,28 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ninfer.contract import (
+from ninfer.context import (
     AdoptionTicket,
+    CheckpointRef,
+    ResourcePlan,
+    ResourceResult,
+    Shortage,
+    StartStatus,
+    Target,
+    TransactionStatus,
+)
+from ninfer.contract import (
     Handle,
     LimitReason,
     PendingBatch,
-    PrefixIdentity,
     PreparedRequest,
-    PromptDigest,
     RequestId,
-    ResourcePlan,
     RowDecision,
     RowMask,
     SamplingSpec,
-    StartStatus,
-    TransactionStatus,
     UnitLicense,
 )
+from ninfer.identity import PrefixIdentity, digest_chain
 from ninfer.program.program import Program
 
 GREEDY = SamplingSpec(0.0, 1.0, 0, 0.0, 0.0, 0.0, 0)
@@ -42,20 +47,50 @@ def make_request(
         np.array(tokens, np.int32), np.zeros(n, np.uint8), positions, rope_delta, execution_frontiers=frontiers
     )
     return PreparedRequest(
-        RequestId(id), id, identity, PromptDigest(()), output, output, LimitReason.OUTPUT_LIMIT, sampling
+        RequestId(id), id, identity, digest_chain(identity), output, output, LimitReason.OUTPUT_LIMIT, sampling
     )
 
 
 def ticket(plan: ResourcePlan) -> AdoptionTicket:
-    return AdoptionTicket(plan.id, plan.lane)
+    return AdoptionTicket(plan.id, plan.lane, plan.manifest)
 
 
-def admit(program: Program, request: PreparedRequest, lane: int) -> Handle:
-    plan = program.plan_root(request, lane)
+def plan_start(
+    program: Program,
+    request: PreparedRequest,
+    lane: int,
+    ref: CheckpointRef | None = None,
+    consume: bool = True,
+    levels: dict[Handle, int] | None = None,
+) -> ResourcePlan | tuple[Shortage, ...]:
+    """A plan from one candidate, with victims at the levels given (-1: evicted); what is missing if there is none."""
+    candidate = program.inspect(ref, request, consume)
+    assert candidate is not None, f"{ref} does not match"
+    session = program.open_session(request, lane, [candidate], list(levels or {}))
+    return seal(session, levels or {})
+
+
+def seal(session, levels: dict[Handle, int]) -> ResourcePlan | tuple[Shortage, ...]:
+    victims = session.victims(0)
+    numbers = [levels[v] % len(session.ladder(0, i)) for i, v in enumerate(victims)]
+    target = Target(0, tuple(numbers))
+    assessment = session.assess(target)
+    return session.seal(target) if assessment.feasible else assessment.shortages
+
+
+def run(program: Program, plan: ResourcePlan | tuple[Shortage, ...]) -> ResourceResult:
+    """Start a plan and see it through."""
     assert isinstance(plan, ResourcePlan), plan
     assert program.start(plan, ticket(plan)) is StartStatus.STARTED
+    for _ in range(4):
+        if program.poll() is not TransactionStatus.RUNNING:
+            break
     assert program.poll() is TransactionStatus.READY
-    result = program.commit_transaction()
+    return program.commit_transaction()
+
+
+def admit(program: Program, request: PreparedRequest, lane: int, ref: CheckpointRef | None = None, **how) -> Handle:
+    result = run(program, plan_start(program, request, lane, ref, **how))
     assert result.sequence is not None
     return result.sequence
 

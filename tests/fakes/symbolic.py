@@ -123,6 +123,63 @@ class SymbolicEvent:
         self.device.run_until(self.at)
 
 
+class SymbolicCopies:
+    """A queue of its own. ``hold`` keeps copies from happening; a copy sees the device's work up to ``follow``."""
+
+    def __init__(self, device: SymbolicDevice) -> None:
+        self.device = device
+        self.queue: list = []
+        self.submitted = self.finished = 0
+        self.hold = False
+        self.after = 0
+
+    def follow(self) -> None:
+        self.after = self.device.submitted
+
+    def upload(self, dst: HostBuffer, src: np.ndarray) -> None:
+        assert dst.nbytes == src.nbytes
+        assert dst.array.dtype == src.dtype
+        self.submit("up", lambda: np.copyto(dst.array, src))
+
+    def download(self, dst: np.ndarray, src: HostBuffer) -> None:
+        assert dst.nbytes == src.nbytes
+        assert src.array.dtype == dst.dtype
+        self.submit("down", lambda: np.copyto(dst, src.array))
+
+    def event(self) -> CopyEvent:
+        return CopyEvent(self)
+
+    def submit(self, name: str, step: Callable[[], None]) -> None:
+        self.device.check(name)
+        self.queue.append((name, self.after, step))
+        self.submitted += 1
+
+    def run_until(self, mark: int) -> None:
+        while self.finished < mark:
+            name, after, step = self.queue.pop(0)
+            self.finished += 1
+            self.device.run_until(after)
+            self.device.fail_late(name)
+            step()
+
+
+class CopyEvent:
+    def __init__(self, copies: SymbolicCopies) -> None:
+        self.copies = copies
+        self.at = 0
+
+    def record(self) -> None:
+        self.at = self.copies.submitted
+
+    def done(self) -> bool:
+        if not self.copies.hold:
+            self.copies.run_until(self.at)
+        return self.copies.finished >= self.at
+
+    def wait(self) -> None:
+        self.copies.run_until(self.at)
+
+
 class SymbolicGraph:
     def __init__(self, device: SymbolicDevice, work: list) -> None:
         self.device = device
@@ -160,9 +217,13 @@ class SymbolicDevice:
         self.events: list[str] = []
         self.faults: dict[str, int] = {}
         self.late_faults: dict[str, int] = {}
+        self.copy_queue = SymbolicCopies(self)
 
     def memory(self) -> DeviceMemory:
         return DeviceMemory(self.total, self.total - self.held)
+
+    def taken(self) -> dict[str, int]:
+        return {"weights": 1000}
 
     def arena(self, nbytes: int) -> SymbolicArena:
         if nbytes > self.total - self.held:
@@ -171,6 +232,7 @@ class SymbolicDevice:
         return SymbolicArena(self, nbytes)
 
     def host(self, shape, dtype: str) -> np.ndarray:
+        self.check("host")
         return np.zeros(shape, NUMPY[dtype])
 
     def weights(self, data):
@@ -192,6 +254,9 @@ class SymbolicDevice:
 
     def event(self) -> SymbolicEvent:
         return SymbolicEvent(self)
+
+    def copies(self) -> SymbolicCopies:
+        return self.copy_queue
 
     def capture(self, work: Callable[[], None]) -> SymbolicGraph:
         self.recording = []
@@ -228,12 +293,15 @@ class SymbolicDevice:
         while self.finished < mark:
             name, step = self.queue.pop(0)
             self.finished += 1
-            if name in self.late_faults:
-                self.late_faults[name] -= 1
-                if self.late_faults[name] < 0:
-                    del self.late_faults[name]
-                    raise DeviceError(f"injected late fault at {name}")
+            self.fail_late(name)
             step()
+
+    def fail_late(self, name: str) -> None:
+        if name in self.late_faults:
+            self.late_faults[name] -= 1
+            if self.late_faults[name] < 0:
+                del self.late_faults[name]
+                raise DeviceError(f"injected late fault at {name}")
 
 
 class SymbolicOps:
@@ -325,7 +393,7 @@ class SymbolicModel:
 
     @property
     def kv_geometries(self) -> dict[PoolKind, KVGeometry]:
-        kinds = PoolKind if self.drafting else (PoolKind.MAIN,)
+        kinds = (PoolKind.MAIN, PoolKind.MTP) if self.drafting else (PoolKind.MAIN,)
         return {kind: KVGeometry(1, 1, 1) for kind in kinds}
 
     def draft_bytes(self, rows: int) -> int:
@@ -361,6 +429,13 @@ class PlacedSymbolicModel:
     record: HostBuffer
     x: HostBuffer
     guess: Callable[[int, int], int]
+
+    def planes(self, pool) -> tuple[HostBuffer, ...]:
+        return (self.columns[pool],)
+
+    @property
+    def images(self) -> tuple[HostBuffer, ...]:
+        return (self.state,)
 
     def forward(self, rows, recorded: bool = False) -> None:
         self.device.submit("forward", lambda: self._forward(rows, recorded))

@@ -15,6 +15,7 @@ from fakes.program_driver import (
     first,
     make_request,
     mask_words,
+    plan_start,
     prefill,
     step,
     ticket,
@@ -23,7 +24,8 @@ from fakes.symbolic import Oracle, SymbolicDevice, SymbolicModel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ninfer.contract import RowDecision, RowStatus, SamplingSpec, Shortage, StartStatus, TransactionStatus, UnitLicense
+from ninfer.context import ResourcePlan, Shortage, StartStatus, TransactionStatus
+from ninfer.contract import RowDecision, RowStatus, SamplingSpec, UnitLicense
 from ninfer.errors import DeviceError, InvariantError, OutOfDeviceMemory, StaleHandle
 from ninfer.program import AutomaticKV, ExplicitKV, KVCodec, Program, Shape, open_program
 from ninfer.program.memory import measure
@@ -149,7 +151,7 @@ def test_a_dead_end_fails_its_row_and_no_other() -> None:
     with pytest.raises(InvariantError):
         p.commit(batch, [RowDecision(1), RowDecision(0), RowDecision(1)])
     p.commit(batch, [RowDecision(1), RowDecision(0, terminal=True), RowDecision(1)])
-    p.finish(s[1])
+    p.discard(s[1])
     assert [t for (t,) in step(p, [s[0], s[2]])] == [Oracle(requests[i]).generate(3)[2] for i in (0, 2)]
 
 
@@ -294,7 +296,7 @@ def test_the_state_image_is_complete_at_every_frontier(accepted: int) -> None:
     assert record.ledger[: record.length].tolist() == oracle.ledger
     assert (record.frontier, record.length) == (64 + accepted, 65 + accepted)
     assert record.boundaries == ([66, 65 + accepted] if accepted > 1 else [])
-    p.finish(s)
+    assert p.finish(s).retained is not None
     p.discard(other)
 
 
@@ -411,13 +413,15 @@ def test_transactions_move_the_revision_once_and_leave_nothing_behind() -> None:
     p = program()
     start, request = p.audit(), make_request(PROMPTS[4], 100)
     assert p.poll() is TransactionStatus.IDLE
-    plan = p.plan_root(request, 0)
-    assert (plan.pages, plan.revision, plan.lane) == ((4,), 0, 0)
+    plan = plan_start(p, request, 0)
+    assert isinstance(plan, ResourcePlan)
+    assert (plan.revision, plan.lane, plan.manifest) == (0, 0, {})
     with pytest.raises(InvariantError):
         p.start(plan, dataclasses.replace(ticket(plan), lane=1))
     assert p.audit() == start
     assert p.start(plan, ticket(plan)) is StartStatus.STARTED
-    other = p.plan_root(make_request(PROMPTS[0], 1), 1)
+    assert p.poll() is TransactionStatus.READY
+    other = plan_start(p, make_request(PROMPTS[0], 1), 1)
     assert p.start(other, ticket(other)) is StartStatus.STALE
     assert p.audit()["pages.main.reserved"] == 4
     assert p.abort_transaction().revision_after == 0
@@ -425,18 +429,19 @@ def test_transactions_move_the_revision_once_and_leave_nothing_behind() -> None:
     for broken in (p.abort_transaction, p.commit_transaction, lambda: p.start(plan, ticket(plan))):
         with pytest.raises(InvariantError):
             broken()
-    plan = p.plan_root(request, 0)
+    plan = plan_start(p, request, 0)
     p.start(plan, ticket(plan))
+    p.poll()
     result = p.commit_transaction()
     assert (result.committed, result.reused_tokens, result.revision_after, p.resource_revision) == (True, 0, 1, 1)
     assert p.start(other, ticket(other)) is StartStatus.STALE
     with pytest.raises(InvariantError):
-        p.plan_root(request, 0)
+        plan_start(p, request, 0)
     prefill(p, result.sequence, 64)
     first(p, [result.sequence])
     step(p, [result.sequence])
     assert p.resource_revision == 1
-    plan = p.plan_root(make_request(PROMPTS[0], 1), 1)
+    plan = plan_start(p, make_request(PROMPTS[0], 1), 1)
     p.start(plan, ticket(plan))
     with pytest.raises(InvariantError):
         p.discard(result.sequence)
@@ -459,11 +464,11 @@ def test_what_is_missing_is_named() -> None:
         assert verdict is not None
         assert shortage in verdict.shortages
         with pytest.raises(InvariantError):
-            p.plan_root(request, 0)
+            plan_start(p, request, 0)
     s = admit(p, make_request(PROMPTS[4], 30), 0)
-    assert p.plan_root(big, 1) == (Shortage("pages.main", 3),)
+    assert plan_start(p, big, 1) == (Shortage("pages.main", 3),)
     p.discard(s)
-    assert not isinstance(p.plan_root(big, 1), tuple)
+    assert not isinstance(plan_start(p, big, 1), tuple)
 
 
 def test_scores_are_reported_to_the_rows_that_ask() -> None:
@@ -497,8 +502,9 @@ def test_stats_count_what_moves() -> None:
     assert moved.pop("upload_bytes") < 3 * 8192
     assert moved.pop("download_bytes") == 3 * 512
     assert moved.pop("decode_device_ns") > 0
+    assert moved.pop("decode_gap_ns") > 0
     assert moved == {
-        "launches": 6, "uploads": 3, "downloads": 3, "decode_rounds": 3, "decode_tokens": 6,
+        "launches": 6, "uploads": 3, "downloads": 3, "decode_rounds": 3, "decode_tokens": 6, "decode_gaps": 2,
         "decode_bytes": 3 * (1000 + 2 * 2 * 8) + 2 * (8 + 9 + 10) * 8,
     }  # fmt: skip
     assert after["prefill_tokens"] == 14
@@ -508,14 +514,14 @@ def test_stats_count_what_moves() -> None:
 def test_the_plan_is_what_is_used_and_what_does_not_fit_is_refused_with_numbers() -> None:
     p = program(tokens=512)
     plan = measure(device_of(p), SymbolicModel(), SHAPE, 8)
-    assert p.components == plan
+    assert p.components == {"weights": 1000} | plan | {"graphs": 0}
     assert sum(plan.values()) == p.report.planned_bytes == device_of(p).held
     assert {"kv", "state", "workspace", "logits", "masks", "sampling", "frames"} <= set(plan)
     smallest = measure(device_of(p), SymbolicModel(), SHAPE, 4)
     free = sum(smallest.values()) - 1
     with pytest.raises(OutOfDeviceMemory) as caught:
         open_program(SymbolicDevice(memory=free), SymbolicModel(), SHAPE, AutomaticKV(0))
-    assert caught.value.plan == smallest
+    assert caught.value.plan == {"weights": 1000} | smallest
     assert caught.value.free == free
     fits = open_program(SymbolicDevice(memory=free + 1), SymbolicModel(), SHAPE, AutomaticKV(0))
     assert fits.stats()["pages.main.total"] == 4

@@ -8,12 +8,13 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from fakes.program_driver import GREEDY, Masks, make_request, mask_words, ticket
+from fakes.program_driver import GREEDY, Masks, make_request, mask_words, plan_start, ticket
 from fakes.symbolic import Oracle, SymbolicDevice, SymbolicModel
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ninfer.contract import Handle, PendingBatch, ResourcePlan, RowDecision, RowStatus, StartStatus, UnitLicense
+from ninfer.context import ResourcePlan, StartStatus, TransactionStatus
+from ninfer.contract import Handle, PendingBatch, RowDecision, RowStatus, UnitLicense
 from ninfer.errors import DeviceError
 from ninfer.program import ExplicitKV, KVCodec, Shape, open_program
 from ninfer.program.layout import pages
@@ -44,7 +45,7 @@ class ProgramMachine(RuleBasedStateMachine):
         self.program = open_program(self.device, SymbolicModel(VOCABULARY), SHAPE, ExplicitKV(PAGES * 64))
         self.start = self.program.audit()
         self.rows: list[Row] = []
-        self.opened: tuple[ResourcePlan, Oracle] | None = None
+        self.opened: tuple[ResourcePlan, Oracle, int] | None = None
         self.pending: tuple[PendingBatch, list[Row]] | None = None
         self.stale: list[Handle] = []
         self.revision = 0
@@ -70,17 +71,17 @@ class ProgramMachine(RuleBasedStateMachine):
         needed = pages(len(tokens) + output - 1)
         free = self.program.audit()["pages.main.available"]
         assert self.program.isolated_root_fits(request) is None
-        plan = self.program.plan_root(request, lane)
+        plan = plan_start(self.program, request, lane)
         assert isinstance(plan, ResourcePlan) == (needed <= free)
         if isinstance(plan, ResourcePlan):
-            assert plan.pages == (needed,)
             assert self.program.start(plan, ticket(plan)) is StartStatus.STARTED
-            self.opened = (plan, Oracle(request))
+            assert self.program.poll() is TransactionStatus.READY
+            self.opened = (plan, Oracle(request), needed)
 
     @precondition(lambda self: self.opened is not None)
     @rule(commit=st.booleans())
     def close_transaction(self, commit: bool) -> None:
-        plan, oracle = self.opened
+        plan, oracle, _ = self.opened
         self.opened = None
         if commit:
             self.revision += 1
@@ -94,7 +95,7 @@ class ProgramMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         row = data.draw(st.sampled_from(self.rows))
-        (self.program.finish if row.ended else self.program.discard)(row.sequence)
+        self.program.discard(row.sequence)
         self.rows.remove(row)
         self.stale.append(row.sequence)
         self.revision += 1
@@ -199,7 +200,7 @@ class ProgramMachine(RuleBasedStateMachine):
     @invariant()
     def the_audit_is_what_the_rows_hold(self) -> None:
         audit = self.program.audit()
-        opened = [] if self.opened is None else [self.opened[0].pages[0]]
+        opened = [] if self.opened is None else [self.opened[2]]
         held = opened + [pages(row.oracle.prompt + row.oracle.request.effective_output - 1) for row in self.rows]
         assert audit["pages.main.allocated"] + audit["pages.main.reserved"] == sum(held)
         assert audit["pages.main.available"] == PAGES - sum(held)

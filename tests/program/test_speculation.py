@@ -26,7 +26,7 @@ def opened(window: int, guess: Guess | None = None, rows: int = 3, delayed: bool
     model = SymbolicModel(VOCABULARY, drafting=True)
     if guess is not None:
         model.guess = guess
-    shape = Shape(rows, CONTEXT, CHUNK, CONTROL, KVCodec.FP32, VOCABULARY, window)
+    shape = Shape(rows, CONTEXT, CHUNK, CONTROL, KVCodec.FP32, VOCABULARY, window=window)
     device = SymbolicDevice(delayed)
     return open_program(device, model, shape, ExplicitKV(rows * CONTEXT)), device
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,6 +32,18 @@ class CpuEvent:
         return True
 
     def wait(self) -> None:
+        pass
+
+
+class CpuCopies:
+    """There is nothing beside the host's own work: a copy has happened when its call returns."""
+
+    def __init__(self, device: CpuDevice) -> None:
+        self.upload = device.upload
+        self.download = device.download
+        self.event = device.event
+
+    def follow(self) -> None:
         pass
 
 
@@ -93,6 +105,9 @@ class CpuDevice:
         limit = _group_memory()
         return DeviceMemory(total, free) if limit is None else DeviceMemory(min(total, limit[0]), min(free, limit[1]))
 
+    def taken(self) -> Mapping[str, int]:
+        return {}
+
     def read_bandwidth(self) -> float:
         from ninfer._cpu.kernels import probe
 
@@ -151,6 +166,9 @@ class CpuDevice:
 
     def event(self) -> CpuEvent:
         return CpuEvent()
+
+    def copies(self) -> CpuCopies:
+        return CpuCopies(self)
 
     def capture(self, work: Callable[[], None]) -> CpuGraph:
         if self._tape is not None:

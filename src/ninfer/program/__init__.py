@@ -6,11 +6,11 @@ and carve device memory; ``text`` places the model in it; ``frame``, ``filling``
 ``batch`` are what is known of a sequence and of a pending model transaction; ``traffic`` counts bytes.
 """
 
-from ninfer.program.capacity import AutomaticKV, ExplicitKV
+from ninfer.program.capacity import AutomaticKV, ExplicitKV, Retention
 from ninfer.program.layout import KVCodec
 from ninfer.program.memory import Shape
 from ninfer.program.opening import open_program
 from ninfer.program.program import Program
 from ninfer.program.text import QwenText
 
-__all__ = ["AutomaticKV", "ExplicitKV", "KVCodec", "Program", "QwenText", "Shape", "open_program"]
+__all__ = ["AutomaticKV", "ExplicitKV", "KVCodec", "Program", "QwenText", "Retention", "Shape", "open_program"]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ninfer.errors import InvalidRequest, OutOfDeviceMemory
 from ninfer.program.layout import PAGE, PoolKind, pages
 from ninfer.program.licensing import reserved_tokens, unit_touch
+from ninfer.program.stores.host import SUPERBLOCK
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,17 @@ class AutomaticKV:
 
     headroom_bytes: int = 1 << 30
     ceiling_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Room for inactive histories. tokens: device tokens beyond what active requests can claim. host_states: state
+    images in host memory. host_kv_bytes: host memory for pages, allocated in superblocks as it is first used."""
+
+    tokens: int = 0
+    host_states: int = 0
+    host_kv_bytes: int = 0
+    superblock: int = SUPERBLOCK
 
 
 @dataclass(frozen=True, slots=True)

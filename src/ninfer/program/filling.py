@@ -19,7 +19,8 @@ def fill_decode(rows: HostRows, records: Sequence[SequenceRecord]) -> None:
     W = rows.tokens.shape[1]
     rows.start[:] = [r.frontier for r in records]
     rows.width[:] = 1
-    rows.read[:] = rows.write[:] = [r.slot for r in records]
+    rows.read[:] = [r.read for r in records]
+    rows.write[:] = [r.slot for r in records]
     rows.table[:] = [r.row for r in records]
     rows.tokens[:, 0] = [r.ledger[r.frontier] for r in records]
     first = np.array([[r.frontier + r.request.identity.rope_delta] for r in records])
@@ -41,12 +42,12 @@ def fill_recall(rows: HostRows, records: Sequence[SequenceRecord]) -> None:
     """Rows whose stored hidden, that of their last prompt token, is sampled from."""
     rows.start[:] = [r.frontier - 1 for r in records]
     rows.width[:] = 1
-    rows.read[:] = [r.slot for r in records]
+    rows.read[:] = [r.read for r in records]
     rows.positions[:, :, 0] = np.stack([r.request.identity.positions[:, r.frontier - 1] for r in records], axis=1)
 
 
 def fill_joined(rows: HostRows, record: SequenceRecord, token: int) -> None:
-    """The last prompt token of a row and the forced token behind it, for the drafting module."""
+    """The last executed token of a row and the one behind it, for the drafting module."""
     fill_recall(rows, (record,))
     rows.mtp_table[0] = record.mtp_row
     rows.tokens[0, 0] = token
@@ -82,7 +83,8 @@ def fill_wide(
     rows = frame.rows(1)
     rows.start[0] = record.frontier
     rows.width[0] = width
-    rows.read[0] = rows.write[0] = record.slot
+    rows.read[0] = record.read
+    rows.write[0] = record.slot
     rows.table[0] = record.row
     rows.lanes[0] = record.lane
     rows.last[0] = width - 1
@@ -96,7 +98,8 @@ def fill_fold(rows: HostRows, records: Sequence[SequenceRecord], width: int, acc
     """Keep the first ``accepted`` of the ``width`` columns each row just recorded; 0 keeps nothing."""
     rows.start[:] = [r.frontier for r in records]
     rows.width[:] = width
-    rows.read[:] = rows.write[:] = [r.slot for r in records]
+    rows.read[:] = [r.read for r in records]
+    rows.write[:] = [r.slot for r in records]
     rows.accepted[:] = accepted
     rows.last[:] = [b * width + max(n, 1) - 1 for b, n in enumerate(accepted)]
     rows.kept[:] = [r.slot if n else -1 for r, n in zip(records, accepted)]

@@ -24,6 +24,8 @@ class PoolKind(enum.Enum):
     """Keys and values of the text model's full-attention layers."""
     MTP = 1
     """Those of the multi-token-prediction module. Inside a round it may be mapped beyond MAIN."""
+    DRAFT_FULL = 2
+    """Those of a draft model's full-context layers."""
 
 
 SCALED = 64
@@ -84,6 +86,11 @@ class PoolLayout:
     def page_bytes(self) -> int:
         """Device bytes of one page: the slice of every plane that a page id selects."""
         return PAGE * sum(plane.bytes_per_token for plane in self.planes)
+
+    @property
+    def host_stride(self) -> int:
+        """Bytes of one page in host memory."""
+        return max(1, -(-self.page_bytes // 256)) * 256
 
 
 def build_pool_layouts(geometries: Mapping[PoolKind, KVGeometry], codec: KVCodec) -> tuple[PoolLayout, ...]:

@@ -11,6 +11,12 @@ def reserved_tokens(prompt: int, output: int) -> int:
     return prompt + max(output - 1, 0)
 
 
+def checkpoint_tokens(kind: PoolKind, frontier: int) -> int:
+    """Tokens of a pool that a checkpoint at ``frontier`` needs. A multi-token prediction layer's last row depends on
+    the token after it, so that row is executed again."""
+    return max(0, frontier - 1) if kind is PoolKind.MTP else frontier
+
+
 def unit_touch(frontier: int, width: int, window: int = 0, context: int = 0) -> dict[PoolKind, int]:
     """Tokens each pool must map before a unit that executes ``width`` columns from ``frontier`` on.
 

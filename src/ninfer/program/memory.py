@@ -19,6 +19,7 @@ class Shape:
 
     rows: sequences active at once. context: tokens of one sequence. chunk: tokens of one prefill unit. control:
     tokens of one forced unit. vocabulary: ids that may be sampled. window: drafts of a round, 0 without speculation.
+    spare: state slots beyond one per row, for checkpoints.
     """
 
     rows: int
@@ -27,7 +28,12 @@ class Shape:
     control: int
     codec: KVCodec
     vocabulary: int
+    spare: int = 0
     window: int = 0
+
+    @property
+    def slots(self) -> int:
+        return self.rows + self.spare
 
     @property
     def width(self) -> int:
@@ -68,11 +74,11 @@ def lay_out(scope: Scopes, device: Device, model: TextModel, shape: Shape, kv_pa
     decided, K = C * W, shape.window
     hidden = max(decided, shape.control, shape.chunk if K else 0)
     pool = pool_pages(kv_pages, C, K)
-    placement = Placement(pool, C, blocks, C, shape.columns, shape.recorded, shape.context, shape.codec)
+    placement = Placement(pool, C, blocks, shape.slots, shape.columns, shape.recorded, shape.context, shape.codec)
     columns = max(decided, shape.control)
     return Memory(
         model.place(scope, device, placement),
-        scope.buffer("state", (C, H), device.activation),
+        scope.buffer("state", (shape.slots, H), device.activation),
         scope.buffer("logits", (hidden, H), device.activation),
         scope.buffer("logits", (decided, V), "f32"),
         scope.buffer("masks", (C, W, mask_words(V)), "u32"),

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Mapping
 
 from ninfer.contract import Device
-from ninfer.errors import OutOfDeviceMemory
-from ninfer.program.capacity import AutomaticKV, ExplicitKV, resolve_capacity
-from ninfer.program.kv import ExecutionRows, KVStore
-from ninfer.program.layout import build_pool_layouts, pages
+from ninfer.errors import InvalidRequest, OutOfDeviceMemory
+from ninfer.program.capacity import AutomaticKV, ExplicitKV, Retention, resolve_capacity
+from ninfer.program.layout import PoolLayout, build_pool_layouts, pages
 from ninfer.program.memory import Shape, lay_out, measure
-from ninfer.program.pages import DevicePagePool
 from ninfer.program.program import Program
 from ninfer.program.scope import ArenaScope
-from ninfer.program.state import StateStore
+from ninfer.program.store import Store
+from ninfer.program.stores.host import HostArena
+from ninfer.program.stores.images import StateStore
+from ninfer.program.stores.pages import DevicePagePool
+from ninfer.program.stores.rows import ExecutionRows
+from ninfer.program.stores.spaces import KVStore
 from ninfer.program.text import TextModel
 from ninfer.program.traffic import Traffic
-from ninfer.program.transactions import Transactions
+from ninfer.program.transfers import Transfers
 from ninfer.program.units import Units
+
+log = logging.getLogger("ninfer")
 
 
 def automatic_kv(device: Device) -> AutomaticKV:
@@ -27,48 +34,76 @@ def automatic_kv(device: Device) -> AutomaticKV:
     return AutomaticKV()
 
 
-def open_program(device: Device, model: TextModel, shape: Shape, kv: ExplicitKV | AutomaticKV | None = None) -> Program:
+def open_program(
+    device: Device,
+    model: TextModel,
+    shape: Shape,
+    kv: ExplicitKV | AutomaticKV | None = None,
+    retention: Retention | None = None,
+) -> Program:
     """A Program over a bound model whose weights are resident.
 
-    Raises InvalidRequest("kv_capacity") for an explicit size outside the legal range, and OutOfDeviceMemory with the
-    bytes of every component when the smallest plan does not fit.
+    Raises InvalidRequest("kv_capacity") for an explicit size outside the legal range, InvalidRequest naming an option
+    of the cache that this machine cannot honour, and OutOfDeviceMemory with the bytes of every component when the
+    smallest plan does not fit.
     """
-    free = device.memory().free
+    retention = retention or Retention()
+    free, taken = device.memory().free, dict(device.taken())
+    layouts = build_pool_layouts(model.kv_geometries, shape.codec)
+    _check_host(retention, layouts, shape, model.state_bytes(device.activation))
 
     def total(kv_pages: int) -> int:
         return sum(measure(device, model, shape, kv_pages).values())
 
     try:
         profile, report = resolve_capacity(
-            kv or automatic_kv(device), S=shape.context, C=shape.rows, Q=0, K=shape.window, layout_bytes=total,
-            free_bytes=free,
+            kv or automatic_kv(device), S=shape.context, C=shape.rows, Q=pages(retention.tokens), K=shape.window,
+            layout_bytes=total, free_bytes=free,
         )  # fmt: skip
     except OutOfDeviceMemory as error:
-        plan = measure(device, model, shape, max(pages(shape.context), shape.rows))
-        raise OutOfDeviceMemory(f"{error}: {_table(plan)}", plan=plan, free=error.free) from None
-    layouts = build_pool_layouts(model.kv_geometries, shape.codec)
+        plan = taken | measure(device, model, shape, max(pages(shape.context), shape.rows))
+        advice = "smaller max_context, max_concurrency or prefill_chunk need less"
+        raise OutOfDeviceMemory(f"{error}: {_table(plan)}; {advice}", plan=plan, free=error.free) from None
     arena = device.arena(report.planned_bytes)
     try:
         scope = ArenaScope(arena)
         kv_pages = {layout.kind: profile.pages[layout.kind] for layout in layouts}
         memory = lay_out(scope, device, model, shape, kv_pages[layouts[0].kind])
         rows = ExecutionRows(list(kv_pages), shape.rows, profile.logical_pages)
+        before = device.memory().free
         units = Units(device, arena, memory, shape, rows)
+        graphs = max(0, before - device.memory().free) if device.asynchronous else 0
     except BaseException:
         arena.close()
         raise
-    stores = {
-        kind: KVStore(DevicePagePool(kind, count), rows, profile.logical_pages) for kind, count in kv_pages.items()
-    }
-    state_bytes = model.state_bytes(device.activation)
-    return Program(
-        shape,
-        scope.cursor.components,
-        report,
-        Transactions(profile, stores, StateStore(shape.rows)),
-        units,
-        Traffic(model, layouts, shape, state_bytes),
+    host = HostArena(layouts, retention.host_kv_bytes, retention.superblock)
+    planes = {kind: memory.model.planes(kind) for kind in kv_pages}
+    store = Store(
+        profile=profile,
+        kv={kind: KVStore(DevicePagePool(kind, n), rows, profile.logical_pages, host) for kind, n in kv_pages.items()},
+        states=StateStore(shape.slots, retention.host_states),
+        arena=host,
+        transfers=Transfers(device, planes, (*memory.model.images, memory.stored), host),
+        rows=shape.rows,
+        spare=shape.spare,
+        chunk=shape.chunk,
     )
+    state_bytes = model.state_bytes(device.activation)
+    traffic = Traffic(model, layouts, shape, state_bytes)
+    components = taken | scope.cursor.components | {"graphs": graphs}
+    log.info("memory of %s: %s", device.name, _table(components))
+    return Program(shape, components, report, store, units, traffic)
+
+
+def _check_host(retention: Retention, layouts: tuple[PoolLayout, ...], shape: Shape, state_bytes: int) -> None:
+    """Host memory is promised at the start and taken as it is used, so a promise beyond the machine is refused."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    wanted = retention.host_kv_bytes + retention.host_states * state_bytes
+    if wanted > total:
+        raise InvalidRequest(f"a host tier of {wanted} bytes, the machine has {total}", field="cache.host_kv_bytes")
+    largest = max(layout.host_stride for layout in layouts)
+    if 0 < retention.host_kv_bytes < largest:
+        raise InvalidRequest(f"{retention.host_kv_bytes} bytes hold no page of {largest}", field="cache.host_kv_bytes")
 
 
 def _table(plan: Mapping[str, int]) -> str:

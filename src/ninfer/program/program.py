@@ -6,32 +6,41 @@ sequence. At most one batch is pending, so whatever a unit left on the device st
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from ninfer.contract import (
+from ninfer.context import (
     AdoptionTicket,
-    HandleTable,
+    Candidate,
+    CaptureOffer,
+    CaptureSkip,
+    CheckpointRef,
     Infeasible,
+    OwnerSummary,
+    ResourcePlan,
+    ResourceResult,
+    StartStatus,
+    TerminalResult,
+    TransactionKind,
+    TransactionStatus,
+)
+from ninfer.contract import (
+    Handle,
     MaskProvider,
     PendingBatch,
     PreparedRequest,
     ProducedRow,
-    ResourcePlan,
-    ResourceResult,
     RowDecision,
     SequenceHandle,
-    Shortage,
-    StartStatus,
-    TerminalResult,
-    TransactionStatus,
     UnitLicense,
 )
 from ninfer.errors import DeviceError, InvariantError
+from ninfer.program.admission import isolated_root_fits, prove_backfill
+from ninfer.program.auditing import audit, digest, occupancy
 from ninfer.program.batch import NOT_FINITE, Pending, check_decisions, produced_row
 from ninfer.program.capacity import CapacityReport
 from ninfer.program.filling import (
@@ -46,10 +55,14 @@ from ninfer.program.filling import (
     fill_wide,
 )
 from ninfer.program.frame import InputFrame
+from ninfer.program.incoming import Incoming, capture, inspect, materialization
 from ninfer.program.layout import PoolKind
 from ninfer.program.licensing import unit_touch
 from ninfer.program.memory import Shape
+from ninfer.program.outcomes import become_history, settle, vanish
+from ninfer.program.planning import Session
 from ninfer.program.sequence import Phase, SequenceRecord, prefill_end
+from ninfer.program.store import Store
 from ninfer.program.traffic import Traffic
 from ninfer.program.transactions import Transactions
 from ninfer.program.units import Units
@@ -58,7 +71,8 @@ from ninfer.program.units import Units
 class Program:
     """Implements :class:`ninfer.contract.ProgramPort`; made by ``open_program``.
 
-    shape: the fixed sizes. components: planned device bytes by component. report: how the KV pool was sized.
+    shape: the fixed sizes. components: device bytes by component, weights and recordings included. report: how the KV
+    pool was sized.
     """
 
     def __init__(
@@ -66,62 +80,118 @@ class Program:
         shape: Shape,
         components: Mapping[str, int],
         report: CapacityReport,
-        transactions: Transactions,
+        store: Store,
         units: Units,
         traffic: Traffic,
     ) -> None:
         self.shape = shape
         self.components = components
         self.report = report
-        self._transactions = transactions
+        self.store = store
+        self._transactions = Transactions(store)
         self._units = units
         self._traffic = traffic
-        self._sequences: HandleTable[SequenceRecord] = HandleTable("sequence")
+        self._sequences = store.sequences
         self._pending: Pending | None = None
         self._closed = False
 
-    # -- planning and resource transactions ----------------------------------------------------------------------
+    # -- planning: pure ------------------------------------------------------------------------------------------
 
     @property
     def resource_revision(self) -> int:
-        return self._transactions.revision
+        return self.store.revision
+
+    @property
+    def unsettled(self) -> bool:
+        return self.store.unsettled
 
     def isolated_root_fits(self, request: PreparedRequest) -> Infeasible | None:
-        return self._transactions.isolated_root_fits(request)
+        return isolated_root_fits(self.store, request)
 
-    def plan_root(self, request: PreparedRequest, lane: int) -> ResourcePlan | tuple[Shortage, ...]:
+    def summary(self, owner: Handle) -> OwnerSummary:
+        return self.store.summary(owner)
+
+    def inspect(self, ref: CheckpointRef | None, request: PreparedRequest, consume: bool) -> Candidate | None:
+        return inspect(self.store, ref, request, consume)
+
+    def open_session(
+        self, request: PreparedRequest, lane: int, candidates: Sequence[Candidate], victims: Sequence[Handle]
+    ) -> Session:
+        impossible = self.isolated_root_fits(request)
+        if impossible is not None:
+            raise InvariantError(f"planning a request that cannot run alone: {impossible.shortages}")
         if not 0 <= lane < self.shape.rows or any(r.lane == lane for _, r in self._sequences.live()):
             raise InvariantError(f"lane {lane} is not free")
-        return self._transactions.plan_root(request, lane)
+        incoming = [materialization(self.store, request, lane, candidate) for candidate in candidates]
+        return self._session(TransactionKind.MATERIALIZE, incoming, victims)
+
+    def open_capture(
+        self, sequence: SequenceHandle, offer: CaptureOffer, victims: Sequence[Handle]
+    ) -> Session | CaptureSkip:
+        incoming = capture(self.store, sequence, offer)
+        if isinstance(incoming, CaptureSkip):
+            return incoming
+        return self._session(TransactionKind.CAPTURE, [incoming], victims)
+
+    def open_demotion(self, victims: Sequence[Handle]) -> Session:
+        return self._session(TransactionKind.DEMOTE, [Incoming("none")], victims)
+
+    def prove_backfill(
+        self, head: PreparedRequest, donors: Collection[SequenceHandle], extra: PreparedRequest | None
+    ) -> bool:
+        return prove_backfill(self.store, head, donors, extra)
+
+    def _session(self, kind: TransactionKind, incoming: Sequence[Incoming], victims: Sequence[Handle]) -> Session:
+        return Session(self.store, kind, incoming, victims, self._transactions.sealed)
+
+    # -- resource transactions -----------------------------------------------------------------------------------
 
     def start(self, plan: ResourcePlan, ticket: AdoptionTicket) -> StartStatus:
         return self._transactions.start(plan, ticket)
 
     def poll(self) -> TransactionStatus:
-        return TransactionStatus.IDLE if self._transactions.open is None else TransactionStatus.READY
+        return self._transactions.poll()
 
     def commit_transaction(self) -> ResourceResult:
-        plan, record = self._transactions.commit()
-        self._units.clear_counts(record.lane)
-        sequence = self._sequences.insert(record)
-        return ResourceResult(plan.id, plan.kind, True, sequence, 0, self.resource_revision)
+        result = self._transactions.commit()
+        if result.sequence is not None:
+            self._units.clear_counts(self._sequences.get(result.sequence).lane)
+        return result
 
     def abort_transaction(self) -> ResourceResult:
-        plan = self._transactions.abort()
-        return ResourceResult(plan.id, plan.kind, False, None, 0, self.resource_revision)
+        return self._transactions.abort()
 
-    def finish(self, sequence: SequenceHandle) -> TerminalResult:
-        if self._sequences.get(sequence).phase is not Phase.ENDED:
+    def finish(self, sequence: SequenceHandle, *, endpoint: bool = True) -> TerminalResult:
+        record = self._ending(sequence)
+        if record.phase is not Phase.ENDED and endpoint:
             raise InvariantError(f"{sequence} has not ended")
-        return self.discard(sequence)
+        self.store.revision += 1
+        owner = become_history(self.store, record, endpoint)
+        self._sequences.remove(sequence)
+        return TerminalResult(None if owner is None else self.summary(owner), self.resource_revision)
 
     def discard(self, sequence: SequenceHandle) -> TerminalResult:
+        record = self._ending(sequence)
+        self.store.revision += 1
+        vanish(self.store, record)
+        self._sequences.remove(sequence)
+        return TerminalResult(None, self.resource_revision)
+
+    def release_inactive(self, owner: Handle) -> int:
+        if self._transactions.open is not None:
+            raise InvariantError("a history cannot be released while a resource transaction is open")
+        history = self.store.histories.remove(owner)
+        self.store.forget(history, list(history.checkpoints))
+        self.store.revision += 1
+        return self.resource_revision
+
+    def _ending(self, sequence: SequenceHandle) -> SequenceRecord:
         record = self._sequences.get(sequence)
         if self._pending is not None and any(record is r for r in self._pending.records):
             raise InvariantError(f"{sequence} is a row of a pending batch")
-        self._transactions.release(record)
-        self._sequences.remove(sequence)
-        return TerminalResult(None, self.resource_revision)
+        if self._transactions.open is not None:
+            raise InvariantError("a sequence cannot end while a resource transaction is open")
+        return record
 
     # -- model units ---------------------------------------------------------------------------------------------
 
@@ -135,6 +205,7 @@ class Program:
         if not 1 <= chunk <= self.shape.chunk or record.phase is not Phase.PREFILL or begin == end:
             raise InvariantError(f"{sequence}: no prefill unit of {chunk} tokens (1..{self.shape.chunk}) at {begin}")
         positions = record.request.identity.positions[:, begin:end]
+        self._join(record, int(record.ledger[begin]))
         known = record.ledger[begin : min(end + 1, record.prompt)]
         frame = self._wide_frame(record, known, positions, self._units.columns(end - begin))
         with self._launching((record,)):
@@ -174,12 +245,7 @@ class Program:
             raise InvariantError(f"forced tokens {tokens} leave the vocabulary of {self.shape.vocabulary}")
         anchor = record.ledger[record.frontier : record.length].tolist()
         columns = len(anchor) + len(tokens) - 1
-        if self.shape.window and not anchor:
-            self._map(record, 0)
-            frame = self._units.frame()
-            fill_joined(frame.rows(1), record, tokens[0])
-            with self._launching((record,)):
-                self._units.join(frame)
+        self._join(record, tokens[0])
         if columns:
             indices = record.request.identity.rope_delta + record.frontier + np.arange(columns, dtype=np.int32)
             frame = self._wide_frame(record, [*anchor, *tokens], np.broadcast_to(indices, (3, columns)), columns)
@@ -209,6 +275,8 @@ class Program:
             self._fold(pending, [decision.accepted for decision in decisions])
         for i, (record, row, decision) in enumerate(zip(pending.records, batch.rows, decisions)):
             record.drafts = pending.following[i] if pending.following else ()
+            if batch.kind == "decode" and not decision.accepted and not pending.columns:
+                record.intact = False  # the state has absorbed an anchor that the frontier does not count
             if decision.accepted:
                 record.boundaries += [record.length + offset for offset in decision.boundaries]
                 record.append(row.tokens[: decision.accepted])
@@ -226,29 +294,18 @@ class Program:
     # -- facts ---------------------------------------------------------------------------------------------------
 
     def audit(self) -> Mapping[str, int]:
-        facts = {
-            "lanes": len(self._sequences),
+        return audit(self.store) | {
             "transactions": int(self._transactions.open is not None),
             "pending_rows": len(self._pending.records) if self._pending else 0,
-            "state_slots": self._transactions.states.audit().used,
         }
-        for kind, store in self._transactions.stores.items():
-            pool, name = store.audit(), kind.name.lower()
-            facts[f"rows.{name}"] = pool.rows
-            facts[f"pages.{name}.allocated"] = pool.allocated
-            facts[f"pages.{name}.reserved"] = pool.reserved
-            facts[f"pages.{name}.available"] = pool.available
-        return facts
+
+    def audit_digest(self) -> int:
+        return digest(self.store)
 
     def stats(self) -> Mapping[str, int]:
         """Occupancy, planned bytes by component, and counters since the start (see ``Traffic`` and ``Units``)."""
-        states, facts = self._transactions.states, {f"bytes.{name}": n for name, n in self.components.items()}
-        facts["state_slots.total"] = states.capacity
-        facts["state_slots.used"] = states.capacity - states.available
-        for kind, store in self._transactions.stores.items():
-            facts[f"pages.{kind.name.lower()}.total"] = store.pool.capacity
-            facts[f"pages.{kind.name.lower()}.used"] = store.pool.allocated
-        return facts | self._units.counters | self._traffic.counters()
+        planned = {f"bytes.{name}": n for name, n in self.components.items()}
+        return planned | occupancy(self.store) | self._units.counters | self._traffic.counters()
 
     def close(self) -> None:
         if not self._closed:
@@ -264,6 +321,8 @@ class Program:
         records = tuple([self._sequences.get(sequence) for sequence in sequences])
         if not records or len({r.lane for r in records}) != len(records):
             raise InvariantError(f"a unit needs distinct rows, not {sequences}")
+        if self._transactions.captured in sequences:
+            raise InvariantError("a row runs no unit while it is captured")
         return records
 
     def _belonging(self, batch: PendingBatch) -> Pending:
@@ -274,15 +333,34 @@ class Program:
 
     def _map(self, record: SequenceRecord, width: int) -> None:
         for kind, tokens in unit_touch(record.frontier, width, self.shape.window, self.shape.context).items():
-            self._transactions.stores[kind].ensure_mapped(record.spaces[kind], tokens)
+            self.store.kv[kind].ensure_mapped(record.spaces[kind], tokens)
+
+    def _join(self, record: SequenceRecord, token: int) -> None:
+        """Complete the drafting module's history up to the frontier, whose last column needs the ``token`` behind it.
+
+        It is incomplete at a checkpoint that was resumed, and at the end of a prompt that forced tokens follow.
+        """
+        kv = self.store.kv.get(PoolKind.MTP)
+        if kv is None or kv.spaces.get(record.spaces[PoolKind.MTP]).committed == record.frontier:
+            return
+        self._map(record, 0)
+        frame = self._units.frame()
+        fill_joined(frame.rows(1), record, token)
+        with self._launching((record,)):
+            self._units.join(frame)
+        kv.commit_frontier(record.spaces[PoolKind.MTP], record.frontier)
 
     def _advance(self, record: SequenceRecord, frontier: int) -> None:
         """Everything executed up to ``frontier`` becomes history. The drafting module's needs the token behind it."""
-        for kind, store in self._transactions.stores.items():
-            extent = frontier if kind is PoolKind.MAIN else min(frontier, record.length - 1)
-            store.commit_frontier(record.spaces[kind], extent)
-        self._transactions.states.advance(record.binding.write, frontier)
+        for kind, kv in self.store.kv.items():
+            extent = min(frontier, record.length - 1) if kind is PoolKind.MTP else frontier
+            kv.commit_frontier(record.spaces[kind], extent)
+        if frontier == record.frontier:
+            return
+        self.store.states.advance(record.binding.write, frontier)
         record.frontier = frontier
+        if record.binding.forked:
+            settle(self.store, record)
 
     def _wide_frame(
         self,
@@ -371,6 +449,6 @@ class Program:
 
     def _end(self, records: Sequence[SequenceRecord]) -> None:
         for record in records:
-            record.phase = Phase.ENDED
+            record.phase, record.intact = Phase.ENDED, False
         with suppress(DeviceError):  # the fault that led here says more
             self._units.drain()

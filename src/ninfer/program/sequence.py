@@ -5,13 +5,17 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from ninfer.contract import Handle, PreparedRequest
 from ninfer.program.layout import PoolKind
-from ninfer.program.state import ActiveStateBinding
+from ninfer.program.stores.images import ActiveStateBinding
+
+if TYPE_CHECKING:
+    from ninfer.program.history import Checkpoint
 
 
 class Phase(enum.Enum):
@@ -27,15 +31,18 @@ class Phase(enum.Enum):
 class SequenceRecord:
     """The ledger has room for prompt and output; ``length`` accepted tokens, of which ``frontier`` are executed.
 
-    lane: row of the penalty counts. slot, row, mtp_row: state slot and rows of the block tables, held for the whole
-    active life. drafts: what was drafted behind the anchor and not verified yet. real, whole, seed: sampling parameters
-    as the device reads them. boundaries: ledger lengths at which re-rendering the history reproduces the same tokens.
+    lane: row of the penalty counts. read, slot: state slots that units read and write, the same one unless the state
+    was forked and nothing has been written yet. row, mtp_row: of the block tables. drafts: what was drafted behind the
+    anchor and not verified yet. real, whole, seed: sampling parameters as the device reads them. boundaries: ledger
+    lengths at which re-rendering the history reproduces the same tokens. checkpoints: captured on the way, by id.
+    intact: the state is the one at ``frontier``; a unit that ended badly may have left another.
     """
 
     request: PreparedRequest
     lane: int
     binding: ActiveStateBinding
     spaces: dict[PoolKind, Handle]
+    read: int
     slot: int
     row: int
     ledger: npt.NDArray[np.int32]
@@ -48,6 +55,9 @@ class SequenceRecord:
     frontier: int = 0
     phase: Phase = Phase.PREFILL
     boundaries: list[int] = field(default_factory=list)
+    checkpoints: dict[int, Checkpoint] = field(default_factory=dict)
+    next_checkpoint: int = 0
+    intact: bool = True
 
     @property
     def prompt(self) -> int:
@@ -66,10 +76,10 @@ class SequenceRecord:
 
 
 def new_record(
-    request: PreparedRequest, lane: int, binding: ActiveStateBinding, spaces: dict[PoolKind, Handle],
-    slot: int, row: int, mtp_row: int | None,
+    request: PreparedRequest, lane: int, frontier: int, binding: ActiveStateBinding, slots: tuple[int, int],
+    spaces: dict[PoolKind, Handle], row: int, mtp_row: int | None,
 ) -> SequenceRecord:  # fmt: skip
-    """A sequence whose ledger is the prompt and of which nothing is executed."""
+    """A sequence whose ledger is the prompt, of which ``frontier`` tokens are executed. slots: read and written."""
     prompt, s = request.identity.tokens, request.sampling
     ledger = np.zeros(len(prompt) + request.effective_output, np.int32)
     ledger[: len(prompt)] = prompt
@@ -78,7 +88,8 @@ def new_record(
         lane=lane,
         binding=binding,
         spaces=spaces,
-        slot=slot,
+        read=slots[0],
+        slot=slots[1],
         row=row,
         mtp_row=mtp_row,
         ledger=ledger,
@@ -86,6 +97,7 @@ def new_record(
         whole=(s.top_k, s.logprobs, 0, lane),
         seed=(s.seed & 0xFFFFFFFF, s.seed >> 32),
         length=len(prompt),
+        frontier=frontier,
     )
 
 

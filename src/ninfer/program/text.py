@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Protocol
 
 from ninfer.contract import Buffer, Device, Scope
@@ -39,6 +39,15 @@ class PlacedModel(Protocol):
     @property
     def tables(self) -> Mapping[PoolKind, Buffer]:
         """Block tables i32 [rows, blocks] that passes read, of the pools that have pages."""
+        ...
+
+    def planes(self, pool: PoolKind) -> Sequence[Buffer]:
+        """What a page of the pool consists of: buffers whose first axis is the page id."""
+        ...
+
+    @property
+    def images(self) -> Sequence[Buffer]:
+        """What a state image consists of, without the continuation hidden: buffers whose first axis is the slot."""
         ...
 
     def forward(self, rows: Rows, recorded: bool = False) -> None:
@@ -158,6 +167,14 @@ class PlacedQwenText:
     def tables(self) -> Mapping[PoolKind, Buffer]:
         return {kind: planes[0].blocks for kind, planes in self.kv.items() if planes}
 
+    def planes(self, pool: PoolKind) -> Sequence[Buffer]:
+        """Every buffer of the attention layers but the block table they share."""
+        return [b for layer in self.kv[pool] for b in _buffers(layer) if b is not layer.blocks]
+
+    @property
+    def images(self) -> Sequence[Buffer]:
+        return [b for layer in self.state for b in _buffers(layer)]
+
     def forward(self, rows: Rows, recorded: bool = False) -> None:
         record = self.record if recorded else None
         kv = self.kv[PoolKind.MAIN]
@@ -181,3 +198,7 @@ def _mixer(mixer: AttentionWeights | GdnWeights) -> tuple[Matrix, ...]:
     if isinstance(mixer, AttentionWeights):
         return (mixer.query, mixer.key, mixer.value, mixer.gate, mixer.output)
     return (mixer.query, mixer.key, mixer.value, mixer.z, mixer.a, mixer.b, mixer.output)
+
+
+def _buffers(layer: KVPlanes | GdnState) -> list[Buffer]:
+    return [b for b in (getattr(layer, f.name) for f in fields(layer)) if b is not None]

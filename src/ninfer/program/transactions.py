@@ -1,144 +1,230 @@
 """Resource transitions: a plan is sealed at one revision, started at most once, and ends committed or aborted.
 
-The only planned transition is MATERIALIZE from nothing. It copies nothing, so a started one is ready at once.
+Degrading victims cannot be undone; everything else is taken on the side and either becomes the result or is given
+back. So an abort leaves the source as it was, no new row, and victims no worse than the plan's manifest says.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import count
+import enum
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 
-from ninfer.contract import (
+from ninfer.context import (
     AdoptionTicket,
-    Handle,
-    Infeasible,
-    PreparedRequest,
+    OwnerOutcome,
     ResourcePlan,
-    Shortage,
+    ResourceResult,
     StartStatus,
-    TransactionKind,
+    TransactionStatus,
+    TransferStats,
 )
-from ninfer.errors import InvariantError
-from ninfer.program.capacity import KVCapacityProfile
-from ninfer.program.kv import KVStore
+from ninfer.contract import Handle
+from ninfer.errors import DeviceError, InvariantError
 from ninfer.program.layout import PoolKind
-from ninfer.program.licensing import reserved_tokens
-from ninfer.program.sequence import SequenceRecord, new_record
-from ninfer.program.state import ActiveStateBinding, StateStore
+from ninfer.program.outcomes import become_checkpoint, become_row
+from ninfer.program.planning import SealedPlan
+from ninfer.program.store import Store
+from ninfer.program.stores.blocks import Demotion
+from ninfer.program.taking import Taken, give_back, take
 
 
-@dataclass(frozen=True, slots=True)
-class RunningTransaction:
-    """A started plan and everything it holds."""
+class Phase(enum.Enum):
+    DEMOTING = enum.auto()
+    TAKING = enum.auto()
+    READY = enum.auto()
+    FAILED = enum.auto()
 
-    plan: ResourcePlan
-    request: PreparedRequest
-    lane: int
-    image: Handle
-    spaces: dict[PoolKind, Handle]
+
+@dataclass(slots=True)
+class Running:
+    """The open transition. demoting: copies to the host whose device replicas are still there."""
+
+    sealed: SealedPlan
+    copied: dict[str, int]
+    phase: Phase = Phase.DEMOTING
+    demoting: list[tuple[PoolKind, Demotion]] = field(default_factory=list)
+    demoting_images: list[tuple[Handle, int]] = field(default_factory=list)
+    taken: Taken = field(default_factory=Taken)
 
 
 class Transactions:
-    """Plans, and the one transition that may be open. ``revision`` counts stable changes of ownership or capacity."""
+    """The one transition that may be open. Planning leaves its newest plan in ``sealed``."""
 
-    def __init__(self, profile: KVCapacityProfile, stores: dict[PoolKind, KVStore], states: StateStore) -> None:
-        self.profile = profile
-        self.stores = stores
-        self.states = states
-        self.revision = 0
-        self.open: RunningTransaction | None = None
-        self._ids = count(1)
-        self._sealed: dict[int, tuple[ResourcePlan, PreparedRequest]] = {}  # the newest plan of each lane
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.open: Running | None = None
+        self._sealed: SealedPlan | None = None
 
-    def isolated_root_fits(self, request: PreparedRequest) -> Infeasible | None:
-        prompt, output = len(request.identity.tokens), request.effective_output
-        missing = []
-        if prompt < 1:
-            missing.append(Shortage("prompt", 1))
-        if output < 1:
-            missing.append(Shortage("output", 1))
-        if reserved_tokens(prompt, output) > self.profile.max_context:
-            missing.append(Shortage("context", reserved_tokens(prompt, output) - self.profile.max_context))
-        for kind, units in self.profile.entitlement(prompt, output).items():
-            if units > self.profile.pages[kind]:
-                missing.append(Shortage(f"pages.{kind.name.lower()}", units - self.profile.pages[kind]))
-        return Infeasible(tuple(missing)) if missing else None
+    def sealed(self, sealed: SealedPlan) -> None:
+        self._sealed = sealed
 
-    def plan_root(self, request: PreparedRequest, lane: int) -> ResourcePlan | tuple[Shortage, ...]:
-        impossible = self.isolated_root_fits(request)
-        if impossible is not None:
-            raise InvariantError(f"planning a request that cannot run alone: {impossible.shortages}")
-        wanted = self.profile.entitlement(len(request.identity.tokens), request.effective_output)
-        missing = [
-            Shortage(f"pages.{kind.name.lower()}", units - self.stores[kind].pool.available)
-            for kind, units in wanted.items()
-            if units > self.stores[kind].pool.available
-        ]
-        if not self.states.available:
-            missing.append(Shortage("state", 1))
-        if missing:
-            return tuple(missing)
-        plan = ResourcePlan(
-            next(self._ids), self.revision, TransactionKind.MATERIALIZE, request.id, lane, tuple(wanted.values())
-        )
-        self._sealed[lane] = (plan, request)
-        return plan
+    @property
+    def captured(self) -> Handle | None:
+        """The row whose capture is open; it runs no unit meanwhile."""
+        capture = self.open.sealed.incoming.capture if self.open is not None else None
+        return None if capture is None else capture[0]
 
     def start(self, plan: ResourcePlan, ticket: AdoptionTicket) -> StartStatus:
-        """Take what the plan needs. STALE and INFEASIBLE leave everything as it was."""
-        if plan.lane is None or (ticket.transaction, ticket.lane) != (plan.id, plan.lane):
-            raise InvariantError(f"{ticket} was not made for plan {plan.id} on lane {plan.lane}")
-        if self.open is not None or plan.revision != self.revision:
+        """Degrade the victims and begin to copy. STALE leaves everything as it was."""
+        if (ticket.transaction, ticket.lane, ticket.claimed) != (plan.id, plan.lane, plan.manifest):
+            raise InvariantError(f"{ticket} was not made for plan {plan.id}")
+        if self.open is not None or plan.revision != self.store.revision:
             return StartStatus.STALE
-        sealed, request = self._sealed.get(plan.lane, (None, None))
-        if sealed is not plan or request is None:
+        sealed, self._sealed = self._sealed, None
+        if sealed is None or sealed.plan is not plan:
             raise InvariantError(f"plan {plan.id} was started before or replaced by a newer one")
-        del self._sealed[plan.lane]
-        spaces: dict[PoolKind, Handle] = {}
-        for (kind, store), units in zip(self.stores.items(), plan.pages, strict=True):
-            space = store.create_active(units)
-            if space is None:
-                self._release_spaces(spaces)
-                return StartStatus.INFEASIBLE
-            spaces[kind] = space
-        image = self.states.new_active()
-        if image is None:
-            self._release_spaces(spaces)
-            return StartStatus.INFEASIBLE
-        self.open = RunningTransaction(plan, request, plan.lane, image, spaces)
+        self.open = run = Running(sealed, dict(self.store.transfers.bytes))
+        self._degrade(sealed)
+        with _failing(run):
+            self._demote(run)
         return StartStatus.STARTED
 
-    def commit(self) -> tuple[ResourcePlan, SequenceRecord]:
-        """Close the open transition; what it took belongs to the sequence from now on."""
-        t = self._close()
-        self.revision += 1
-        slot = self.states.images.get(t.image).slot
-        rows = {kind: self.stores[kind].spaces.get(space).row for kind, space in t.spaces.items()}
-        binding = ActiveStateBinding(t.image, t.image)
-        row, mtp_row = rows[PoolKind.MAIN], rows.get(PoolKind.MTP)
-        return t.plan, new_record(t.request, t.lane, binding, t.spaces, slot, row, mtp_row)
+    def poll(self) -> TransactionStatus:
+        """Advance as far as copies have come."""
+        run = self.open
+        if run is None:
+            return TransactionStatus.IDLE
+        transfers = self.store.transfers
+        with _failing(run):
+            if run.phase is Phase.DEMOTING and (not _copies_down(run) or transfers.done()):
+                self._demoted(run)
+                run.phase = Phase.TAKING
+                take(self.store, run.sealed, run.taken)
+            if run.phase is Phase.TAKING and (not run.taken.copying or transfers.done()):
+                run.phase = Phase.READY
+        if run.phase is Phase.FAILED:
+            return TransactionStatus.FAILED
+        return TransactionStatus.READY if run.phase is Phase.READY else TransactionStatus.RUNNING
 
-    def abort(self) -> ResourcePlan:
-        """Close the open transition and return what it took. Nothing has changed, so neither has the revision."""
-        t = self._close()
-        self._release_spaces(t.spaces)
-        self.states.release(t.image)
-        return t.plan
+    def commit(self) -> ResourceResult:
+        """Everything is in place: the new row or checkpoint exists from now on."""
+        run = self.open
+        if run is None or run.phase is not Phase.READY:
+            raise InvariantError("no resource transaction is ready to commit")
+        self.open = None
+        store, incoming = self.store, run.sealed.incoming
+        store.revision += 1
+        row = become_row(store, incoming, run.taken) if incoming.request is not None else None
+        published, captured = (None, None)
+        if incoming.capture is not None:
+            published, captured = become_checkpoint(store, incoming, run.taken)
+        return self._result(
+            run,
+            committed=True,
+            sequence=row,
+            reused_tokens=incoming.frontier if row is not None else 0,
+            source={"move": "consumed", "fork": "kept"}.get(incoming.source, "none"),
+            published=None if published is None else store.summary(published),
+            captured=captured,
+        )
 
-    def release(self, record: SequenceRecord) -> None:
-        """Return everything a sequence holds."""
-        if self.open is not None:
-            raise InvariantError("a sequence cannot end while a resource transaction is open")
-        self._release_spaces(record.spaces)
-        self.states.release(record.binding.write)
-        self.revision += 1
-
-    def _close(self) -> RunningTransaction:
-        if self.open is None:
+    def abort(self) -> ResourceResult:
+        """Give everything back that was taken. Waits for copies under way."""
+        run = self.open
+        if run is None:
             raise InvariantError("no resource transaction is open")
-        transaction, self.open = self.open, None
-        return transaction
+        self.open = None
+        if _copies_down(run) or run.taken.copying:
+            with suppress(DeviceError):  # what they wrote is not used
+                self.store.transfers.wait()
+        for kind, demotion in run.demoting:
+            self.store.kv[kind].end_demotion(demotion, copied=False)
+        for image, host in run.demoting_images:
+            self.store.states.unpin(image)
+            self.store.states.return_host(host)
+        give_back(self.store, run.taken)
+        self.store.revision += bool(run.sealed.levels)
+        return self._result(run, committed=False)
 
-    def _release_spaces(self, spaces: dict[PoolKind, Handle]) -> None:
-        for kind, space in spaces.items():
-            self.stores[kind].deactivate(space)
+    # -- stages --------------------------------------------------------------------------------------------------
+
+    def _degrade(self, sealed: SealedPlan) -> None:
+        """Checkpoints and replicas go that need no replacement."""
+        store = self.store
+        for owner, level in sealed.levels.items():
+            history = store.histories.remove(owner) if level.evicted else store.histories.get(owner)
+            gone = sorted(set(history.checkpoints) - level.kept)
+            if gone:
+                store.forget(history, gone)
+        for kind, moves in sealed.pages.items():
+            kv = store.kv[kind]
+            for page in _alive(map(kv.pages.at, moves.host.tolist())):
+                kv.drop_host(page)
+            for page in _alive(map(kv.pages.at, moves.device.tolist())):
+                kv.drop_device(page)
+        states = store.states
+        for image in _alive(map(states.images.at, sealed.images.host.tolist())):
+            states.drop_host(image)
+        for image in _alive(map(states.images.at, sealed.images.device.tolist())):
+            states.drop_device(image)
+
+    def _demote(self, run: Running) -> None:
+        """Reserve host memory for everything first, then copy."""
+        store, sealed = self.store, run.sealed
+        for kind, moves in sealed.pages.items():
+            for page in _alive(map(store.kv[kind].pages.at, moves.demoted.tolist())):
+                demotion = store.kv[kind].begin_demotion(page)
+                if demotion is None:
+                    raise InvariantError("host memory that a plan counted on is not there")
+                run.demoting.append((kind, demotion))
+        for image in _alive(map(store.states.images.at, sealed.images.demoted.tolist())):
+            host = store.states.take_host()
+            if host is None:
+                raise InvariantError("a host slot that a plan counted on is not there")
+            store.states.pin(image)
+            run.demoting_images.append((image, host))
+        if not _copies_down(run):
+            return
+        store.transfers.begin()
+        for kind, kv in store.kv.items():
+            leases = [(kv.pages.get(d.page).device, d.slot) for k, d in run.demoting if k is kind]
+            store.transfers.pages_down(kind, [(lease.page, slot) for lease, slot in leases if lease is not None])
+        for image, host in run.demoting_images:
+            device = store.states.images.get(image).device
+            assert device is not None
+            store.transfers.image_down(device, host)
+        store.transfers.mark()
+
+    def _demoted(self, run: Running) -> None:
+        """The copies are there: they replace what they were made from."""
+        for kind, demotion in run.demoting:
+            self.store.kv[kind].end_demotion(demotion, copied=True)
+            self.store.kv[kind].drop_device(demotion.page)
+        for image, host in run.demoting_images:
+            self.store.states.unpin(image)
+            self.store.states.publish_host(image, host)
+            self.store.states.drop_device(image)
+        run.demoting, run.demoting_images = [], []
+
+    def _result(self, run: Running, **outcome: object) -> ResourceResult:
+        store, plan = self.store, run.sealed.plan
+        owners = []
+        for owner in plan.manifest:
+            history = store.histories.try_get(owner)
+            surviving = frozenset(history.checkpoints) if history is not None else frozenset()
+            owners.append(OwnerOutcome(owner, surviving, None if history is None else store.summary(owner)))
+        copied = {f"{way}_bytes": n - run.copied[way] for way, n in store.transfers.bytes.items()}
+        return ResourceResult(
+            plan.id, plan.kind, revision_after=store.revision, owners=tuple(owners), transfers=TransferStats(**copied),
+            **outcome,  # type: ignore[arg-type]
+        )  # fmt: skip
+
+
+@contextmanager
+def _failing(run: Running) -> Iterator[None]:
+    """A copy that cannot be made fails the transition and nothing else."""
+    try:
+        yield
+    except (DeviceError, MemoryError):
+        run.phase = Phase.FAILED
+
+
+def _copies_down(run: Running) -> bool:
+    return bool(run.demoting or run.demoting_images)
+
+
+def _alive(handles: Iterator[Handle | None]) -> list[Handle]:
+    """Those that are still there."""
+    return [h for h in handles if h is not None]

@@ -1,0 +1,139 @@
+"""Copies of pages and state images between their places. Between device and host they run in a queue of their own,
+beside the units; on the device they are part of its ordinary work, so that what follows sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy.typing as npt
+
+from ninfer.contract import Buffer, Device
+from ninfer.program.layout import PoolKind
+from ninfer.program.stores.host import HostArena, HostSlot
+
+Array = npt.NDArray[Any]
+
+
+class Transfers:
+    """planes: the buffers of each pool, pages along their first axis. images: those of the state, slots along theirs.
+
+    Host memory is allocated when a superblock or host slot is used for the first time, and kept. bytes: payload so
+    far, by direction.
+    """
+
+    def __init__(
+        self, device: Device, planes: Mapping[PoolKind, Sequence[Buffer]], images: Sequence[Buffer], arena: HostArena
+    ) -> None:
+        self._device = device
+        self._copies = device.copies()
+        self._event = self._copies.event()
+        self._planes = planes
+        self._images = images
+        self._arena = arena
+        self._slabs: dict[int, Array] = {}
+        self._host_images: dict[int, list[Array]] = {}
+        self._types = {b.dtype: device.host((0,), b.dtype).dtype for bs in (*planes.values(), images) for b in bs}
+        self.bytes = {"d2h": 0, "h2d": 0, "d2d": 0}
+
+    def begin(self) -> None:
+        """Copies from now on see what the device has been given so far."""
+        self._copies.follow()
+
+    def mark(self) -> None:
+        """``done`` answers for what has been submitted up to here."""
+        self._event.record()
+
+    def done(self) -> bool:
+        """Whether the marked copies have happened. Raises DeviceError when they cannot."""
+        return self._event.done()
+
+    def wait(self) -> None:
+        self._event.wait()
+
+    # -- copies --------------------------------------------------------------------------------------------------
+
+    def pages_down(self, pool: PoolKind, moves: Sequence[tuple[int, HostSlot]]) -> None:
+        """Device pages into host slots."""
+        for page, slot, n in _runs(moves):
+            for buffer, host in zip(self._planes[pool], self._views(slot)):
+                self._copies.download(host[slot.slot : slot.slot + n], buffer.slice(page, page + n))
+                self._count("d2h", buffer, n)
+
+    def pages_up(self, pool: PoolKind, moves: Sequence[tuple[int, HostSlot]]) -> None:
+        """Host slots into device pages."""
+        for page, slot, n in _runs(moves):
+            for buffer, host in zip(self._planes[pool], self._views(slot)):
+                self._copies.upload(buffer.slice(page, page + n), host[slot.slot : slot.slot + n])
+                self._count("h2d", buffer, n)
+
+    def page_across(self, pool: PoolKind, source: int, target: int) -> None:
+        for buffer in self._planes[pool]:
+            self._device.copy(buffer.slice(target, target + 1), buffer.slice(source, source + 1))
+            self._count("d2d", buffer, 1)
+
+    def image_down(self, slot: int, host: int) -> None:
+        self._image(slot, host, lambda buffer, array: self._copies.download(array, buffer), "d2h")
+
+    def image_up(self, slot: int, host: int) -> None:
+        self._image(slot, host, self._copies.upload, "h2d")
+
+    # -- sizes ---------------------------------------------------------------------------------------------------
+
+    def page_bytes(self, pool: PoolKind) -> int:
+        return sum(b.nbytes // b.shape[0] for b in self._planes[pool])
+
+    def page_ops(self, pool: PoolKind, n: int) -> int:
+        """Copy calls for ``n`` pages of which those of one superblock lie together."""
+        return len(self._planes[pool]) * -(-n // self._arena.slots[pool])
+
+    @property
+    def image_bytes(self) -> int:
+        return sum(b.nbytes // b.shape[0] for b in self._images)
+
+    @property
+    def image_ops(self) -> int:
+        return len(self._images)
+
+    def host_bytes(self) -> int:
+        """Host memory allocated so far."""
+        return sum(slab.nbytes for slab in self._slabs.values()) + self.image_bytes * len(self._host_images)
+
+    # -- own -----------------------------------------------------------------------------------------------------
+
+    def _image(self, slot: int, host: int, copy: Callable[[Buffer, Array], None], direction: str) -> None:
+        arrays = self._host_images.get(host)
+        if arrays is None:
+            arrays = [self._device.host((1, *b.shape[1:]), b.dtype) for b in self._images]
+            self._host_images[host] = arrays
+        for buffer, array in zip(self._images, arrays):
+            copy(buffer.slice(slot, slot + 1), array)
+            self._count(direction, buffer, 1)
+
+    def _views(self, slot: HostSlot) -> list[Array]:
+        """The planes of a superblock, each [slots, ...]: one after the other, so that neighbours move in one copy."""
+        slab = self._slabs.get(slot.superblock)
+        if slab is None:
+            slab = self._slabs[slot.superblock] = self._device.host((self._arena.superblock,), "u8")
+        views, at, slots = [], 0, self._arena.slots[slot.pool]
+        for b in self._planes[slot.pool]:
+            end = at + slots * (b.nbytes // b.shape[0])
+            views.append(slab[at:end].view(self._types[b.dtype]).reshape(slots, *b.shape[1:]))
+            at = end
+        return views
+
+    def _count(self, direction: str, buffer: Buffer, n: int) -> None:
+        self.bytes[direction] += n * (buffer.nbytes // buffer.shape[0])
+
+
+def _runs(moves: Sequence[tuple[int, HostSlot]]) -> list[tuple[int, HostSlot, int]]:
+    """Neighbours on both sides as (first page, first slot, pages)."""
+    runs: list[tuple[int, HostSlot, int]] = []
+    for page, slot in moves:
+        if runs:
+            first, start, n = runs[-1]
+            if (page, slot.superblock, slot.slot) == (first + n, start.superblock, start.slot + n):
+                runs[-1] = (first, start, n + 1)
+                continue
+        runs.append((page, slot, 1))
+    return runs
