@@ -70,6 +70,9 @@ class Opened:
 
 
 class ContextMachine(RuleBasedStateMachine):
+    window = 0
+    """Drafts of a round; with any, every history has a second pool."""
+
     @initialize(
         rows=st.integers(1, 3),
         spare=st.integers(0, 3),
@@ -79,12 +82,12 @@ class ContextMachine(RuleBasedStateMachine):
         superblock=st.integers(1, 3),
     )
     def start(self, rows, spare, extra, host_states, host_pages, superblock) -> None:
-        shape = Shape(rows, 256, 48, 4, KVCodec.FP32, VOCABULARY, spare)
+        shape = Shape(rows, 256, 48, 4, KVCodec.FP32, VOCABULARY, spare, self.window)
         size = superblock * PAGE_BYTES
         retention = Retention(extra * 64, host_states, host_pages * size, size)
         self.device = SymbolicDevice(delayed=True)
         kv = ExplicitKV((max(4, rows) + min(extra, 4 * rows + extra - max(4, rows))) * 64)
-        self.program = open_program(self.device, SymbolicModel(VOCABULARY), shape, kv, retention)
+        self.program = open_program(self.device, SymbolicModel(VOCABULARY, drafting=self.window > 0), shape, kv, retention)
         self.store = self.program.store
         self.first = self.program.audit()
         self.lanes = rows
@@ -397,5 +400,14 @@ class ContextMachine(RuleBasedStateMachine):
             assert sum(images.get(i).device is not None for i in held) <= self.store.spare
 
 
+class DraftingMachine(ContextMachine):
+    window = 3
+
+
+PROFILE = settings(
+    max_examples=EXAMPLES, stateful_step_count=50, phases=(Phase.generate,), report_multiple_bugs=False
+)
 TestContext = ContextMachine.TestCase
-TestContext.settings = settings(max_examples=EXAMPLES, stateful_step_count=50, phases=(Phase.generate,), report_multiple_bugs=False)
+TestContext.settings = PROFILE
+TestDrafting = DraftingMachine.TestCase
+TestDrafting.settings = settings(PROFILE, max_examples=max(1, EXAMPLES // 3))
