@@ -87,7 +87,8 @@ class ContextMachine(RuleBasedStateMachine):
         retention = Retention(extra * 64, host_states, host_pages * size, size)
         self.device = SymbolicDevice(delayed=True)
         kv = ExplicitKV((max(4, rows) + min(extra, 4 * rows + extra - max(4, rows))) * 64)
-        self.program = open_program(self.device, SymbolicModel(VOCABULARY, drafting=self.window > 0), shape, kv, retention)
+        model = SymbolicModel(VOCABULARY, drafting=self.window > 0)
+        self.program = open_program(self.device, model, shape, kv, retention)
         self.store = self.program.store
         self.first = self.program.audit()
         self.lanes = rows

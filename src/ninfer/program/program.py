@@ -39,21 +39,12 @@ from ninfer.contract import (
     UnitLicense,
 )
 from ninfer.errors import DeviceError, InvariantError
+from ninfer.program import rounds
 from ninfer.program.admission import isolated_root_fits, prove_backfill
 from ninfer.program.auditing import audit, digest, occupancy
-from ninfer.program.batch import NOT_FINITE, Pending, check_decisions, produced_row
+from ninfer.program.batch import Pending, check_decisions
 from ninfer.program.capacity import CapacityReport
-from ninfer.program.filling import (
-    FIRST_TOKEN,
-    ORDINARY_DECODE,
-    fill_decode,
-    fill_drafts,
-    fill_fold,
-    fill_joined,
-    fill_recall,
-    fill_sampling,
-    fill_wide,
-)
+from ninfer.program.filling import fill_fold, fill_joined, fill_wide
 from ninfer.program.frame import InputFrame
 from ninfer.program.incoming import Incoming, capture, inspect, materialization
 from ninfer.program.layout import PoolKind
@@ -218,7 +209,7 @@ class Program:
         for sequence, record in zip(sequences, records):
             if record.phase is not Phase.PREFILL or record.frontier != record.prompt:
                 raise InvariantError(f"{sequence} is not at the end of its prompt")
-        return self._sample("prefill", sequences, records, ((),) * len(records), masks)
+        return self._decide("prefill", sequences, records, ((),) * len(records), masks)
 
     def decode(
         self, sequences: Sequence[SequenceHandle], licences: Sequence[UnitLicense], masks: MaskProvider | None
@@ -232,7 +223,7 @@ class Program:
             if not 0 <= licence.drafts < max(record.room, 1) or licence.drafts > self.shape.window:
                 raise InvariantError(f"{sequence}: {licence} exceeds its output or a round of {self.shape.window}")
         drafts = tuple([record.drafts[: licence.drafts] for record, licence in zip(records, licences)])
-        return self._sample("decode", sequences, records, drafts, masks)
+        return self._decide("decode", sequences, records, drafts, masks)
 
     def control(self, sequence: SequenceHandle, tokens: Sequence[int]) -> PendingBatch:
         """At most ``shape.control`` tokens. They may also follow a prompt directly, before anything was sampled."""
@@ -260,7 +251,10 @@ class Program:
         pending = self._belonging(batch)
         if not batch.waited:
             try:
-                batch.produce(self._collect(batch, pending))
+                rows = rounds.collect(self._units, self.shape, pending, batch.sequences, batch.kind == "prefill")
+                if batch.kind == "decode":
+                    self._traffic.decoded([r.frontier for r in pending.records], sum(len(row.tokens) for row in rows))
+                batch.produce(rows)
             except BaseException:
                 self.abort_pending(batch)
                 raise
@@ -374,7 +368,7 @@ class Program:
         fill_wide(frame, record, tokens, positions, columns)
         return frame
 
-    def _sample(
+    def _decide(
         self,
         kind: Literal["prefill", "decode"],
         sequences: Sequence[SequenceHandle],
@@ -382,59 +376,20 @@ class Program:
         drafts: tuple[tuple[int, ...], ...],
         masks: MaskProvider | None,
     ) -> PendingBatch:
-        """Launch Forward, then fill the masks beside it, then launch Finish."""
-        units, B, first, speculative = self._units, len(records), kind == "prefill", self.shape.window > 0
-        W = 1 if first else self.shape.width
-        constrained = masks.constrained_rows() if masks is not None else ()
+        first = kind == "prefill"
         for record, own in zip(records, drafts):
             self._map(record, 0 if first else 1 + len(own))
-        frame = units.frame()
-        rows = frame.rows(B, W)
-        fill_recall(rows, records) if first else fill_decode(rows, records)
-        fill_sampling(rows, records, constrained, FIRST_TOKEN if first else ORDINARY_DECODE)
-        if speculative:
-            fill_drafts(rows, records, drafts)
-        dead: dict[int, int] = {}
+        ready = rounds.prepare(self._units, self.shape, records, drafts, masks, first)
         with self._launching(records):
-            units.recall(frame, B) if first else units.forward(frame, B)
-            if masks is not None and constrained:
-                slots = units.masks(B, W)
-                for row in constrained:
-                    dead[row] = masks.fill(row, drafts[row], slots[row, : 1 + len(drafts[row])]).dead
-            scores = any(r.request.sampling.logprobs >= 0 for r in records)
-            units.finish(frame, B, first, scores, masked=bool(constrained))
-        columns = W if speculative and not first else 0
-        self._pending = Pending(records, columns, tuple(map(len, drafts)), dead)
+            self._pending = rounds.launch(self._units, self.shape, ready, masks)
         return PendingBatch(kind, tuple(sequences), self._pending)
 
-    def _collect(self, batch: PendingBatch, pending: Pending) -> tuple[ProducedRow, ...]:
-        """Wait for a sampled batch and read its rows."""
-        records, B = pending.records, len(pending.records)
-        out = self._units.results(batch.kind == "decode")
-        W = max(pending.columns, 1)
-        decided = out.fields["token"][: B * W].reshape(B, W).tolist()
-        counts = out.fields["accepted"][:B].tolist() if pending.columns else [0] * B
-        rows = []
-        for i, (sequence, record) in enumerate(zip(batch.sequences, records)):
-            tokens = tuple(decided[i][: counts[i] + 1])
-            if tokens[-1] == NOT_FINITE:
-                raise DeviceError(f"row {i} of a {batch.kind} batch: logits are not finite")
-            dead = pending.dead.get(i, 0)
-            rows.append(produced_row(sequence, record, out, i * W, tokens, dead, pending.drafted[i]))
-        if self.shape.window:
-            drafts = out.fields["drafts"][: self.shape.window * B].reshape(-1, B).T
-            pending.following.extend(map(tuple, drafts.tolist()))
-        if batch.kind == "decode":
-            self._traffic.decoded([r.frontier for r in records], sum(counts) + B)
-        return tuple(rows)
-
     def _fold(self, pending: Pending, accepted: Sequence[int]) -> None:
-        """Keep what was accepted of recorded rows: all but the last accepted token are executed."""
-        records = pending.records
-        executed = [r.length + n - 1 - r.frontier if n else 0 for r, n in zip(records, accepted)]
-        if any(executed):
+        """Keep what was accepted of recorded rows."""
+        records, columns = pending.records, rounds.executed(pending, accepted)
+        if any(columns):
             frame = self._units.frame()
-            fill_fold(frame.rows(len(records)), records, pending.columns, executed)
+            fill_fold(frame.rows(len(records)), records, pending.columns, columns)
             with self._launching(records):
                 self._units.fold(frame, len(records), pending.columns)
 
