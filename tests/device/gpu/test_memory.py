@@ -124,7 +124,8 @@ engine = ninfer.Engine(model, device="cuda:0", max_context=512, progress=False)
 want = engine.generate("Hello!", max_tokens=8, sampling=greedy).token_ids
 device = engine._core._worker._program._units.device
 handle = engine.submit("Hello!", max_tokens=400, ignore_eos=True)
-device.launch(device.function("sweep", "sweep"), 1, 256, CudaBuffer(0x10, (8,), "u64"), CudaBuffer(0x10, (8,), "u64"), 1024)
+nowhere = CudaBuffer(0x10, (8,), "u64")
+device.launch(device.function("sweep", "sweep"), 1, 256, nowhere, nowhere, 1024)
 with pytest.raises(ninfer.EngineFailed) as caught:
     handle.result(timeout=30)
 assert isinstance(caught.value.cause, ninfer.DeviceError)
