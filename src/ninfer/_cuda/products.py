@@ -140,7 +140,6 @@ class Products:
 
     def _panels(self, result: int, steps: list[Step], x: Any, norm: Any, eps: float, scale: Any, scratch: Any) -> None:
         """A launch a format, over operands made once."""
-        columns, K = x.shape
         if any(NAMES[step[0][0].format] == "FP32" for step in steps):  # rare, and too large to stage
             self._dense(result, steps, x, norm, eps, scale, scratch)
             return

@@ -52,7 +52,6 @@ DEVICE void after_predecessors() {
 DEVICE int here(int v) {
     asm volatile("" : "+r"(v));
     return v;
-    return v;
 }
 
 // Four floats, 16-byte aligned, as they are in device memory now.
