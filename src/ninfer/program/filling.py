@@ -97,7 +97,7 @@ def fill_wide(
 def fill_fold(rows: HostRows, records: Sequence[SequenceRecord], width: int, accepted: Sequence[int]) -> None:
     """Keep the first ``accepted`` of the ``width`` columns each row just recorded; 0 keeps nothing."""
     rows.start[:] = [r.frontier for r in records]
-    rows.width[:] = width
+    rows.width[:] = accepted
     rows.read[:] = [r.read for r in records]
     rows.write[:] = [r.slot for r in records]
     rows.accepted[:] = accepted

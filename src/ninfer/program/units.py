@@ -15,8 +15,10 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from ninfer import env
 from ninfer.contract import Arena, Buffer, Device, Graph
 from ninfer.errors import DeviceError
+from ninfer.program.checking import Bounds, check_frame
 from ninfer.program.drafting import Drafting
 from ninfer.program.frame import HostBlock, InputFrame, before, input_fields, output_fields
 from ninfer.program.layout import PoolKind, pages
@@ -60,6 +62,8 @@ class Units:
         self._launched_ns = self._results_ns = 0
         self._masks = device.host(memory.masks.shape, "u32")
         self._table_version = -1
+        self._bounds = Bounds(memory.stored.shape[0], shape.rows, shape.context, shape.columns)
+        self._checked = env.checks()
         self.counters = dict.fromkeys(COUNTERS, 0)
         self.drafting = None
         if memory.drafts is not None:
@@ -283,6 +287,8 @@ class Units:
                 if kind in self.table.tables:
                     frame.block.fields[name][:] = self.table.tables[kind]
             frame.version = version
+        if self._checked:
+            check_frame(frame.block.fields, self._bounds)
         target = self._whole if wide else self._tabled if dirty else self._short
         self.device.upload(target, frame.block.bytes[: target.nbytes])
         if dirty:
