@@ -147,12 +147,14 @@ class ContextMachine(RuleBasedStateMachine):
 
     def recoveries_never_fall(self, session: Session, target: Target) -> bool:
         """Degrading an owner by one more level never makes a way back cheaper."""
+
         def least(t: Target) -> dict[CheckpointRef, int]:
             found = session.assess(t).recovery
             return {
                 ref: min(r.prefill.tokens * 10**6 + sum(b.bytes for b in r.restore) for r in ways)
                 for ref, ways in found.items()
             }
+
         base = least(target)
         for i, level in enumerate(target.levels):
             if level and level + 1 < len(session.ladder(0, i)):
@@ -200,7 +202,9 @@ class ContextMachine(RuleBasedStateMachine):
         record = self.store.sequences.get(row.sequence)
         ids = frozenset(record.checkpoints) if replace else frozenset()
         session = self.program.open_capture(
-            row.sequence, CaptureOffer(record.frontier, private, shared, ids), [o for o, _ in self.store.histories.live()]
+            row.sequence,
+            CaptureOffer(record.frontier, private, shared, ids),
+            [o for o, _ in self.store.histories.live()],
         )
         if not isinstance(session, CaptureSkip):
             self.open(data, session, row=row)
@@ -398,4 +402,6 @@ class ContextMachine(RuleBasedStateMachine):
 
 
 TestContext = ContextMachine.TestCase
-TestContext.settings = settings(max_examples=EXAMPLES, stateful_step_count=50, phases=(Phase.generate,), report_multiple_bugs=False)
+TestContext.settings = settings(
+    max_examples=EXAMPLES, stateful_step_count=50, phases=(Phase.generate,), report_multiple_bugs=False
+)
