@@ -151,12 +151,14 @@ class ContextMachine(RuleBasedStateMachine):
 
     def recoveries_never_fall(self, session: Session, target: Target) -> bool:
         """Degrading an owner by one more level never makes a way back cheaper."""
+
         def least(t: Target) -> dict[CheckpointRef, int]:
             found = session.assess(t).recovery
             return {
                 ref: min(r.prefill.tokens * 10**6 + sum(b.bytes for b in r.restore) for r in ways)
                 for ref, ways in found.items()
             }
+
         base = least(target)
         for i, level in enumerate(target.levels):
             if level and level + 1 < len(session.ladder(0, i)):
@@ -204,7 +206,9 @@ class ContextMachine(RuleBasedStateMachine):
         record = self.store.sequences.get(row.sequence)
         ids = frozenset(record.checkpoints) if replace else frozenset()
         session = self.program.open_capture(
-            row.sequence, CaptureOffer(record.frontier, private, shared, ids), [o for o, _ in self.store.histories.live()]
+            row.sequence,
+            CaptureOffer(record.frontier, private, shared, ids),
+            [o for o, _ in self.store.histories.live()],
         )
         if not isinstance(session, CaptureSkip):
             self.open(data, session, row=row)
