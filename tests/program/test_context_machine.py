@@ -254,7 +254,7 @@ class ContextMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.opened is not None)
     @rule(
-        fault=st.sampled_from([None, None, None, None, "up", "down", "copy", "host"]),
+        fault=st.sampled_from([None, None, None, None, "up", "down", "copy", "host", "zero"]),
         late=st.booleans(), hold=st.booleans(),
     )  # fmt: skip
     def advance(self, fault: str | None, late: bool, hold: bool) -> None:
