@@ -215,8 +215,8 @@ def read(
 
 def measure(classes: TokenClasses, constraint: OutputConstraint, tokens: list[int]) -> dict[str, float]:
     service = ConstraintService(classes, 1 << 28)
-    service.open(LanguagePlan("json_object", "other", lambda: language(OutputConstraint.regex("x"))))
-    service.open(LanguagePlan("choice", "index", lambda: language(OutputConstraint.choice(["x"]))))
+    service.open(LanguagePlan("regex", "index", lambda: language(OutputConstraint.regex("x"))))
+    service.open(LanguagePlan("choice", "other index", lambda: language(OutputConstraint.choice(["x"]))))
     plan = LanguagePlan(constraint.kind, constraint, lambda: language(constraint))
     slots = np.zeros((1 + DRAFTS, (len(classes.data) + 31) // 32), np.uint32)
     gc.collect()

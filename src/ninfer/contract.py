@@ -127,6 +127,10 @@ class Device(Protocol):
 
     def memory(self) -> DeviceMemory: ...
 
+    def taken(self) -> Mapping[str, int]:
+        """Bytes of device memory taken so far outside arenas, by component: weights, the Ops' own work areas."""
+        ...
+
     def read_bandwidth(self) -> float:
         """Bytes a second that a large read of device memory reaches, measured now, in less than a second."""
         ...

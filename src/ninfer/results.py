@@ -132,9 +132,9 @@ class GenerationResult:
     text, thinking: the two channels, without stop strings and control tokens. tool_calls: complete calls, in order.
     parsed: the JSON value of a constrained answer, else None. token_ids: all output tokens, forced and stop tokens
     included. logprobs: one entry per sampled token if asked for; forced tokens have none. finish_reason: how it ended;
-    stop_reason: what in particular; stop_string: the one that was matched. usage, timings, speculation, constraint: what it cost. error: set where
-    ``result()`` raises. seed: what it was sampled with. index: the item's place in a batch, else None. metadata: the
-    request's own. ``message`` is the assistant message to append to the history.
+    stop_reason: what in particular; stop_string: the one that was matched. usage, timings, speculation, constraint:
+    what it cost. error: set where ``result()`` raises. seed: what it was sampled with. index: the item's place in a
+    batch, else None. metadata: the request's own. ``message`` is the assistant message to append to the history.
     """
 
     text: str = ""

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ninfer.constraints.automata import Dfa
-from ninfer.constraints.content import CountedContent, JsonContent, RawContent, read_escape
+from ninfer.constraints.content import CountedContent, JsonContent, RawContent
 from ninfer.constraints.ir import json_spelled
+from ninfer.constraints.reading import read_escape
 from ninfer.constraints.regex import parse
 from ninfer.constraints.tokentrie import TokenTrie, code_range, split_text
 

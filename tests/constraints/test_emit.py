@@ -18,6 +18,7 @@ from ninfer.constraints.limits import MAX_EMITTED_BYTES, Work
 from ninfer.constraints.prune import pruned
 from ninfer.constraints.recognise import Machine, Run
 from ninfer.constraints.regex import parse as parse_regex
+from ninfer.constraints.vocab import TokenIndex
 from ninfer.errors import ConstraintLimit, UnsatisfiableSchema
 
 STOP, MARKER = 256, 257
@@ -155,3 +156,18 @@ def test_the_size_of_emitted_text_is_limited():
     with pytest.raises(ConstraintLimit) as caught:
         emit(Grammar({"root": seq(*[Lit("é" * (MAX_EMITTED_BYTES // 20))] * 3)}))
     assert caught.value.limit == "emitted"
+
+
+def test_warming_changes_no_mask(small_index):
+    """What was built ahead is what is built when it is needed, and the parser of a language starts at its beginning."""
+    text = 'root ::= ("- " [^\\n]{1,3} "\\n" | "#" [a-c]+)*'
+    emitted = emit(pruned(parse(text), Work()), small_index.classes.reserved)
+    indices = small_index, TokenIndex(small_index.classes)
+    ahead, fresh = (index.compiler().compile(emitted) for index in indices)
+    ahead.warm(5.0)
+    parsers = [ahead.parser(), fresh.parser()]
+    for byte in "- ab\n#acc- 中\n".encode():
+        masks = [legal(small_index, parser) for parser in parsers]
+        assert masks[0] == masks[1]
+        assert parsers[0].complete == parsers[1].complete
+        assert [parser.accept_bytes(bytes([byte])) for parser in parsers] == [True, True]

@@ -152,6 +152,21 @@ def test_forgetting_changes_no_answer(small_index, monkeypatch):
         walk(small_index, language(OutputConstraint.json_schema({"type": "object"})), seed)
 
 
+@pytest.mark.parametrize("schema", [SCHEMAS[8], SCHEMAS[10], {"type": "object"}], ids=str)
+def test_looking_ahead_changes_no_answer(small_index, schema):
+    grammar = language(OutputConstraint.json_schema(schema))
+    ahead, fresh = (Pushdown(grammar, small_index.contents(), (STOP,)) for _ in range(2))
+    ahead.warm(5.0)
+    parsers, chance = (ahead.parser(), fresh.parser()), random.Random(3)
+    for _ in range(30):
+        masks = [legal(small_index, parser) for parser in parsers]
+        assert masks[0] == masks[1]
+        token = chance.choice(sorted(masks[0] - {STOP}) or [STOP])
+        if token == STOP:
+            break
+        assert [parser.accept(token) for parser in parsers] == [True, True]
+
+
 def test_left_recursion_is_noticed(small_index, monkeypatch):
     monkeypatch.setattr("ninfer.constraints.pushdown._MAX_CLOSURE", 1000)
     with pytest.raises(InvariantError):

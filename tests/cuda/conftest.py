@@ -9,6 +9,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from fakes.cuda_driver import FakeDriver
 
+from ninfer._cuda import blas
 from ninfer._cuda import compile as compiler
 from ninfer._cuda import device as device_module
 from ninfer._cuda import driver as driver_module
@@ -41,3 +42,21 @@ def device(driver: FakeDriver) -> Iterator[CudaDevice]:
     device = CudaDevice()
     yield device
     device.close()
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, cache: object) -> FakeDriver:
+    """A driver under the product's own Ops; kernels do nothing, so every logit and token is 0."""
+    fake = FakeDriver(memory=2 << 30)
+    sources = [without_code(source) for source in device_module.kernel_sources()]
+    monkeypatch.setattr(driver_module, "cupy", lambda: fake.cupy)
+    monkeypatch.setattr(driver_module, "bindings", lambda: fake.bindings)
+    monkeypatch.setattr(compiler, "nvrtc_version", lambda: "nvrtc 13.0")
+    monkeypatch.setattr(device_module, "kernel_sources", lambda: sources)
+    for name in ("__init__", "__call__", "close"):
+        monkeypatch.setattr(blas.Blas, name, lambda *arguments, **options: None)
+    return fake
+
+
+def without_code(source: compiler.Source) -> compiler.Source:
+    return compiler.Source(source.name, "text", lambda arch: b"code", lambda: "compiler")

@@ -8,11 +8,10 @@ import pytest
 from fakes.cuda_driver import ILLEGAL_ADDRESS, FakeDriver
 
 import ninfer
-from ninfer._cuda import blas
-from ninfer._cuda import compile as compiler
-from ninfer._cuda import device as device_module
 from ninfer._cuda import driver as driver_module
 from ninfer.errors import DeviceError, InvalidRequest
+from ninfer.models.qwen3_5.config import FULL
+from ninfer.models.qwen3_5.geometries import GEOMETRIES
 from ninfer.models.qwen3_5.synthetic import synthetic_source
 from ninfer.options import EngineOptions
 from ninfer.program import KVCodec
@@ -61,29 +60,11 @@ def test_names_that_are_refused(device: str) -> None:
         EngineOptions(device=device)
 
 
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch, cache: object) -> FakeDriver:
-    """A driver under the product's own Ops; kernels do nothing, so every logit and token is 0."""
-    fake = FakeDriver(memory=2 << 30)
-    sources = [without_code(source) for source in device_module.kernel_sources()]
-    monkeypatch.setattr(driver_module, "cupy", lambda: fake.cupy)
-    monkeypatch.setattr(driver_module, "bindings", lambda: fake.bindings)
-    monkeypatch.setattr(compiler, "nvrtc_version", lambda: "nvrtc 13.0")
-    monkeypatch.setattr(device_module, "kernel_sources", lambda: sources)
-    for name in ("__init__", "__call__", "close"):
-        monkeypatch.setattr(blas.Blas, name, lambda *arguments, **options: None)
-    return fake
-
-
-def without_code(source: compiler.Source) -> compiler.Source:
-    return compiler.Source(source.name, "text", lambda arch: b"code", lambda: "compiler")
-
-
 GREEDY = ninfer.SamplingParams(temperature=0)
 
 
-def open_engine(**options: object) -> ninfer.Engine:
-    source = synthetic_source("tiny", "q4-mixed")
+def open_engine(recipe: str = "q4-mixed", **options: object) -> ninfer.Engine:
+    source = synthetic_source("tiny", recipe)
     return ninfer.Engine(source, device="cuda:0", max_context=512, progress=False, max_concurrency=2, **options)
 
 
@@ -107,6 +88,17 @@ def test_a_decode_round_is_two_graphs_one_copy_each_way_and_no_allocation(machin
         assert more["memcpyAsync", 1] == more["memcpyAsync", 2] == 20
         assert more["streamSynchronize"] == 0
     assert {kind: count for kind, count in machine.live.items() if count} == {}
+
+
+def test_a_decode_step_has_few_nodes(machine: FakeDriver) -> None:
+    """Of one storage format: 5 a linear layer, 7 a full-attention layer, and embedding, final norm, its copy into the
+    state, head and counts. Sampling is two more."""
+    with open_engine("bf16") as engine:
+        sizes = engine.options.max_concurrency
+    layers = GEOMETRIES["tiny"]["layer_types"]
+    forward, finish = machine.nodes[:sizes], machine.nodes[2 * sizes : 3 * sizes]
+    assert max(forward) <= sum(7 if kind == FULL else 5 for kind in layers) + 5
+    assert max(finish) <= 2
 
 
 def test_a_prefill_chunk_is_one_graph(machine: FakeDriver) -> None:

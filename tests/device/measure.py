@@ -28,7 +28,7 @@ Rows = list[tuple[str, str]]
 
 LIMITS = {
     "start": 30, "first token": 60, "model 4b": 40, "model 27b": 45, "model 0.8b": 25, "model 27b long": 60,
-    "model 27b fp8": 40, "model 35b": 40, "tests": 60, "sampler": 30, "ops": 60, "kernels": 70,
+    "model 27b fp8": 40, "model 35b": 40, "tests": 60, "sampler": 30, "ops": 60, "kernels": 70, "sanitizer": 75,
 }  # fmt: skip
 """Seconds of each stage."""
 
@@ -170,6 +170,40 @@ def kernels(out: Path) -> Rows:
     return [row for path in sorted((HERE.parent / "kernels").glob("test_*.py")) for row in pytest(out, path)]
 
 
+def sanitizer(out: Path) -> Rows:
+    """The tests of the Ops under compute-sanitizer: accesses out of bounds (memcheck), races in shared memory
+    (racecheck). All at once, a process each; what does not end in time says how far it came."""
+    runs = []
+    for tool in ("memcheck", "racecheck"):
+        for path in sorted((HERE.parent / "kernels").glob("test_*.py")):
+            if path.stem == "test_model":
+                continue
+            name = f"{tool} {path.stem.removeprefix('test_')}"
+            report, log = out / f"{name.replace(' ', '_')}.report", out / f"{name.replace(' ', '_')}.log"
+            command = ["compute-sanitizer", "--tool", tool, "--log-file", str(report), sys.executable, "-m", "pytest"]
+            command += ["-v", "--tb=line", "--timeout", "0", "-p", "no:cacheprovider", str(path)]
+            environment = os.environ | {"NINFER_TEST_DEVICE": "cuda:0"}
+            with log.open("w") as file:
+                child = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT)
+            runs.append((name, child, report, log))
+    end = time.monotonic() + LIMITS["sanitizer"] - 8
+    rows: Rows = []
+    for name, child, report, log in runs:
+        try:
+            ended = f"exit {child.wait(max(0.0, end - time.monotonic()))}"
+        except subprocess.TimeoutExpired:
+            child.kill()
+            ended = "stopped"
+        passed = log.read_text().count(" PASSED")
+        found = report.read_text() if report.exists() else ""
+        errors = found.count("========= Invalid") + found.count("========= Error: Race")
+        summary = [line.removeprefix("========= ") for line in found.splitlines() if "SUMMARY" in line]
+        rows.append((name, f"{passed} passed, {ended}, {errors} reported; {' '.join(summary)}"))
+        if errors:
+            rows += [(name, line[:150]) for line in found.splitlines()[:12]]
+    return rows
+
+
 def tests(out: Path) -> Rows:
     """The tests of this folder."""
     return pytest(out, HERE / "gpu")
@@ -267,6 +301,7 @@ STAGES: dict[str, Callable[[Path], Rows]] = {
     "sampler": sampler,
     "ops": ops,
     "kernels": kernels,
+    "sanitizer": sanitizer,
 }
 WARM = "from ninfer._cpu.kernel import compile_all; compile_all()"
 """What the comparisons with the host wait for; it is done beside the first stages."""

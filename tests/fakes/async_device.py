@@ -8,7 +8,7 @@ code that reads a result or reuses a host array too early computes something els
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,9 @@ class AsyncDevice:
 
     def memory(self) -> DeviceMemory:
         return self.real.memory()
+
+    def taken(self) -> Mapping[str, int]:
+        return self.real.taken()
 
     def read_bandwidth(self) -> float:
         return self.real.read_bandwidth()

@@ -51,6 +51,8 @@ class FakeDriver:
         self.launches: list[tuple[Any, ...]] = []
         self.calls: Counter[str] = Counter()
         self.loaded: list[str] = []
+        self.nodes: list[int] = []
+        """Of every recording, in order."""
         self.cupy = SimpleNamespace(
             RawModule=lambda path: _Module(self, path),
             cuda=SimpleNamespace(runtime=_Runtime(self), driver=SimpleNamespace(CUDADriverError=CUDADriverError)),
@@ -223,6 +225,7 @@ class _Runtime:
 
     def graphInstantiate(self, recorded: Any) -> Any:
         self._fake.live["graph"] += 1
+        self._fake.nodes.append(len(recorded))
         return [lambda: None, *recorded]
 
     def graphUpload(self, graph: Any, stream: Any) -> None: ...

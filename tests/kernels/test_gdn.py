@@ -51,9 +51,14 @@ class Layer:
         return self.lab.get(self.state.s), self.lab.get(self.state.tail)
 
 
+def exact(W: int) -> float:
+    """How well a pass of W columns keeps the state: many go through products of bf16, into sums of fp32."""
+    return 2e-6 if W <= 16 else 1e-2
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("start", [0, 7])
-@pytest.mark.parametrize("W", [1, 6, 41])
+@pytest.mark.parametrize("W", [1, 6, 17, 130])
 def test_equals_float64(device: Any, rng: np.random.Generator, shape: GdnShape, start: int, W: int) -> None:
     lab = Lab(device)
     device.order = W % 2
@@ -66,14 +71,45 @@ def test_equals_float64(device: Any, rng: np.random.Generator, shape: GdnShape, 
         np.testing.assert_array_equal(old, new, err_msg="a recorded pass must not touch the state")
     out = layer.run(0, W)
     np.testing.assert_array_equal(out, recorded)
+    deltas = lab.get(record.d).reshape(2, W, shape.nv, shape.dv)
     s, tail = layer.image()
     for b in range(2):
         want = reference(case, b, b, W)
-        close(out[b], want["out"], 4e-3)
-        close(s[b], want["s"], 2e-6)
+        close(out[b], want["out"], 4e-3 if W <= 16 else 1e-2 if shape.dk >= 16 else 3e-2)
+        close(s[b], want["s"], exact(W))
         np.testing.assert_array_equal(tail[b], want["tail"])
         for name, tolerance in (("k", 1e-6), ("g", 1e-6), ("c", 0)):
             close(lab.get(getattr(record, name)).reshape(2, W, -1)[b], want[name].reshape(W, -1), tolerance)
+        close(folded(case, b, want, deltas[b]), want["s"], exact(W))
+
+
+def folded(case: Case, b: int, want: dict[str, Array], deltas: Array) -> Array:
+    """The state that deltas [W, nv, dv] lead to from the case's own."""
+    shape, g = case.shape, np.cumsum(want["g"], axis=0)
+    keys = np.repeat(want["k"], shape.nv // shape.nk, axis=1)
+    entry = np.zeros_like(case.s[b]) if case.start[b] == 0 else case.s[b]
+    left = np.exp(g[-1] - g)[..., None] * keys
+    return np.exp(g[-1])[:, None, None] * entry + np.einsum("thk,thv->hkv", left, deltas)
+
+
+@pytest.mark.parametrize("correlated", [False, True])
+def test_every_decay_over_a_long_prompt(device: Any, rng: np.random.Generator, correlated: bool) -> None:
+    """Decays of 1 to 1e-12 a token; keys that are all but the same are the hardest for an inverse."""
+    lab, W, shape = Lab(device), 1000, GdnShape(1, 8, 16, 8, 4)
+    case = make(rng, shape, 1, W)
+    if correlated:
+        case.k[:] = case.k[:, :1] + 0.02 * case.k
+        case.convolution[:, 16:32] = np.abs(case.convolution[:, 16:32])
+    case.a[:], case.dt_bias[:] = 0.0, np.log(np.e - 1)  # softplus of this is 1
+    rates = -np.log([1 - 1e-7, 1 - 1e-4, 0.99, 0.7, 0.1, 1e-3, 1e-7, 1e-12])
+    case.a_log[:] = np.log(rates)
+    case = rounded(case)
+    layer = Layer(lab, case)
+    out = layer.run(0, W)
+    want = reference(case, 0, 0, W)
+    close(out[0], want["out"], 3e-2 if correlated else 6e-3)
+    for head in range(shape.nv):
+        close(layer.image()[0][0, head], want["s"][head], 3e-2 if correlated else 6e-3)
 
 
 def test_steps_equal_one_pass(device: Any, rng: np.random.Generator) -> None:
@@ -84,7 +120,7 @@ def test_steps_equal_one_pass(device: Any, rng: np.random.Generator) -> None:
         layer = Layer(lab, case)
         parts = [layer.run(at, min(at + size, W)) for at in range(0, W, size)]
         close(np.concatenate(parts, axis=1)[0], want["out"], 4e-3)
-        close(layer.image()[0][0], want["s"], 2e-6)
+        close(layer.image()[0][0], want["s"], exact(size))
         np.testing.assert_array_equal(layer.image()[1][0], want["tail"])
 
 
@@ -106,7 +142,7 @@ def test_padding_leaves_no_trace(device: Any, rng: np.random.Generator, W: int) 
     np.testing.assert_array_equal(s[:3], case.s[:3])
     np.testing.assert_array_equal(tail[:3], case.tail[:3])
     want = reference(case, 0, 1, 4)
-    close(s[3], want["s"], 2e-6)
+    close(s[3], want["s"], exact(W))
     np.testing.assert_array_equal(tail[3], want["tail"])
 
 

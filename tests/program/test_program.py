@@ -502,8 +502,9 @@ def test_stats_count_what_moves() -> None:
     assert moved.pop("upload_bytes") < 3 * 8192
     assert moved.pop("download_bytes") == 3 * 512
     assert moved.pop("decode_device_ns") > 0
+    assert moved.pop("decode_gap_ns") > 0
     assert moved == {
-        "launches": 6, "uploads": 3, "downloads": 3, "decode_rounds": 3, "decode_tokens": 6,
+        "launches": 6, "uploads": 3, "downloads": 3, "decode_rounds": 3, "decode_tokens": 6, "decode_gaps": 2,
         "decode_bytes": 3 * (1000 + 2 * 2 * 8) + 2 * (8 + 9 + 10) * 8,
     }  # fmt: skip
     assert after["prefill_tokens"] == 14
@@ -513,14 +514,14 @@ def test_stats_count_what_moves() -> None:
 def test_the_plan_is_what_is_used_and_what_does_not_fit_is_refused_with_numbers() -> None:
     p = program(tokens=512)
     plan = measure(device_of(p), SymbolicModel(), SHAPE, 8)
-    assert p.components == plan
+    assert p.components == {"weights": 1000} | plan | {"graphs": 0}
     assert sum(plan.values()) == p.report.planned_bytes == device_of(p).held
     assert {"kv", "state", "workspace", "logits", "masks", "sampling", "frames"} <= set(plan)
     smallest = measure(device_of(p), SymbolicModel(), SHAPE, 4)
     free = sum(smallest.values()) - 1
     with pytest.raises(OutOfDeviceMemory) as caught:
         open_program(SymbolicDevice(memory=free), SymbolicModel(), SHAPE, AutomaticKV(0))
-    assert caught.value.plan == smallest
+    assert caught.value.plan == {"weights": 1000} | smallest
     assert caught.value.free == free
     fits = open_program(SymbolicDevice(memory=free + 1), SymbolicModel(), SHAPE, AutomaticKV(0))
     assert fits.stats()["pages.main.total"] == 4

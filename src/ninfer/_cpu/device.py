@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -104,6 +104,9 @@ class CpuDevice:
         total, free = fields["MemTotal"], fields.get("MemAvailable", fields["MemFree"])
         limit = _group_memory()
         return DeviceMemory(total, free) if limit is None else DeviceMemory(min(total, limit[0]), min(free, limit[1]))
+
+    def taken(self) -> Mapping[str, int]:
+        return {}
 
     def read_bandwidth(self) -> float:
         from ninfer._cpu.kernels import probe

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ninfer._cuda.device import CudaDevice
+from ninfer._cuda.device import CudaArena, CudaDevice
 from ninfer.artifact.layouts import geometry
 from ninfer.contract import ITEM_BYTES
 from ninfer.ops import (
@@ -46,6 +46,7 @@ class Bench:
         self.device, self.ops, self.only = device, device.ops, only
         self.rng = np.random.default_rng(0)
         self.results: list[dict[str, Any]] = []
+        self._arenas: list[CudaArena] = []
         self.bandwidth = device.read_bandwidth()
         self._noise = self.rng.integers(0, 256, 32 << 20, dtype=np.uint8)
 
@@ -60,7 +61,8 @@ class Bench:
 
     def empty(self, *shape: int, dtype: str = "bf16") -> Any:
         nbytes = max(256, math.prod(shape) * ITEM_BYTES[dtype])
-        return self.device.arena(nbytes).buffer(0, shape, dtype)
+        self._arenas.append(self.device.arena(nbytes))
+        return self._arenas[-1].buffer(0, shape, dtype)
 
     def put(self, values: Any, dtype: str) -> Any:
         kinds = {"i32": np.int32, "f32": np.float32, "u8": np.uint8}
@@ -116,6 +118,7 @@ class Bench:
         """``make`` builds one closure per copy of the weights; ``kernels``: modules, one of which must do the work."""
         if self.only and not any(text in name for text in self.only):
             return
+        kept = len(self._arenas)
         works = make()
         before = self.device.asked.copy()
         works[0]()
@@ -129,11 +132,16 @@ class Bench:
         graph = self.device.capture(all_of_them)
         times = sorted(self.device.seconds(graph.launch) for _ in range(9))
         graph.close()
+        while len(self._arenas) > kept:
+            self._arenas.pop().close()
         seconds = times[len(times) // 2] / len(works)
         row: dict[str, Any] = {"case": name, "us": seconds * 1e6, "kernels": ran, "GB/s": nbytes / seconds / 1e9}
         row["ratio"] = nbytes / seconds / self.bandwidth
         if flops:
             row["TFLOP/s"] = flops / seconds / 1e12
+        few = next((r["us"] for r in self.results if r["case"] == name.replace("T=64", "T=8")), None)
+        if name.endswith("T=64") and few:
+            row["of 8 columns"] = row["us"] / few
         row["failed"] = not any(kernel.split(".")[0] in kernels.split() for kernel in ran)
         self.results.append(row)
 
@@ -143,17 +151,14 @@ class Bench:
         large = [(f, 34816, 5120) for f in (Q4, Q5, FP8, NVFP4)]
         for format, N, K in (*large, (BF16, 9216, 2560)):
             size = geometry(format, None, (N, K)).nbytes
-            weights = [self.matrix(format, N, K) for _ in range(max(2, -(-COLD // size)))]
             for T in (1, 8, 16, 32, 64, 128):
                 name = f"norm_project {format} {N}x{K} T={T}"
-                self.case(name, PRODUCTS, size, self._projection(T, N, K, weights))
+                self.case(name, PRODUCTS, size, partial(self._projection, format, T, N, K))
 
-    def _projection(self, T: int, N: int, K: int, weights: list[Any]) -> Callable[[], list[Callable[[], None]]]:
-        def make() -> list[Callable[[], None]]:
-            x, norm, out, scratch = self.normal(T, K), self.normal(K), self.empty(T, N), self.scratch(T * K * 2)
-            return [partial(self.ops.norm_project, [out], x, norm, [w], 1e-6, scratch) for w in weights]
-
-        return make
+    def _projection(self, format: str, T: int, N: int, K: int) -> list[Callable[[], None]]:
+        weights = [self.matrix(format, N, K) for _ in range(max(2, -(-COLD // geometry(format, None, (N, K)).nbytes)))]
+        x, norm, out, scratch = self.normal(T, K), self.normal(K), self.empty(T, N), self.scratch(T * K * 2)
+        return [partial(self.ops.norm_project, [out], x, norm, [w], 1e-6, scratch) for w in weights]
 
     def layers(self) -> None:
         """The launches of one decode step, a layer of each kind."""
@@ -205,24 +210,29 @@ class Bench:
     def attention(self) -> None:
         shape = AttentionShape(24, 4, 256, 64, 1e7, tuple(j % 3 for j in range(32)))
         few = ((1, 1, 1023), (1, 4, 1020), (8, 1, 1023), (1, 1, 16383), (1, 1, 131071), (8, 8, 4088))
-        for B, W, start in (*few, (1, 2048, 0), (1, 2048, 6144)):
+        cases = [(*case, "bf16") for case in (*few, (1, 2048, 0), (1, 2048, 6144))]
+        for B, W, start, dtype in (*cases, (8, 1, 1023, "i8"), (1, 1, 131071, "i8"), (1, 2048, 6144, "i8")):
             pages = -(-(start + W) // 64)
+            row = 2 * 256 if dtype == "bf16" else 256 + 2 * 4  # bytes of a key or a value
 
-            def make(B: int = B, W: int = W, start: int = start, pages: int = pages) -> Any:
+            def make(
+                B: int = B, W: int = W, start: int = start, pages: int = pages, dtype: str = dtype, row: int = row
+            ) -> Any:
                 T = B * W
-                copies = max(1, min(16, COLD // (2 * B * pages * 4 * 64 * 256 * 2)))
+                copies = max(1, min(16, COLD // (2 * B * pages * 4 * 64 * row)))
                 kv = []
                 for _ in range(copies):
                     blocks = self.put(self.rng.permutation(B * pages).reshape(B, pages), "i32")
-                    keys, values = (self.empty(B * pages, 4, 64, 256) for _ in range(2))
-                    kv.append(KVPlanes(keys, values, blocks))
+                    keys, values = (self.empty(B * pages, 4, 64, 256, dtype=dtype) for _ in range(2))
+                    scales = [self.empty(B * pages, 4, 64, 4, dtype="f16") for _ in range(2)] if dtype == "i8" else []
+                    kv.append(KVPlanes(keys, values, blocks, *scales))
                 rows, q, gate = self.rows(B, W, start), self.normal(T, 6144), self.normal(T, 6144)
                 out, scratch = self.empty(T, 6144), self.scratch(self.ops.attention_scratch(T, start + W, shape))
                 return [lambda p=p: self.ops.attention(out, q, gate, p, rows, shape, scratch) for p in kv]
 
             flops = 4.0 * 24 * 256 * W * (start + W / 2) * B
-            nbytes = 2 * B * (start + W) * 4 * 256 * 2
-            self.case(f"attention B={B} W={W} start={start}", ATTENTION, nbytes, make, flops)
+            name = f"attention {dtype} B={B} W={W} start={start}"
+            self.case(name, ATTENTION, 2 * B * (start + W) * 4 * row, make, flops)
 
         def prepare() -> Any:
             rows = self.rows(1, 1, 1000)
@@ -260,7 +270,19 @@ class Bench:
                 ]
 
             moved = B * 48 * 128 * 128 * 4 * (1 if recorded else 2)
-            self.case(f"gdn B={B} W={W}{' recorded' if recorded else ''}", "gdn", moved, make)
+            self.case(f"gdn B={B} W={W}{' recorded' if recorded else ''}", "gdn gdn_chunk", moved, make)
+
+        def fold() -> Any:
+            B, W, C = 8, 8, shape.channels
+            states = [GdnState(self.empty(B, 48, 128, 128, dtype="f32"), self.empty(B, 3, C)) for _ in range(12)]
+            record = GdnRecord(
+                self.empty(B * W, 16, 128, dtype="f32"), self.empty(B * W, 48, 128, dtype="f32"),
+                self.empty(B * W, 48, dtype="f32"), self.empty(B * W, C),
+            )  # fmt: skip
+            rows, accepted = self.rows(B, W, 7), self.put([4] * B, "i32")
+            return [lambda s=s: self.ops.gdn_fold(s, record, accepted, rows, shape) for s in states]
+
+        self.case("gdn fold B=8 W=8", "gdn", 8 * 48 * 128 * 128 * 4 * 2, fold)
 
     def experts(self) -> None:
         E, k, I, H = 256, 8, 512, 2048
@@ -327,5 +349,7 @@ def run(index: int, only: Sequence[str]) -> int:
 def line(row: dict[str, Any]) -> str:
     """A row as text."""
     speed = f"{row['TFLOP/s']:6.0f} TFLOP/s" if "TFLOP/s" in row else f"{row['GB/s']:6.0f} GB/s {row['ratio']:5.2f}"
+    if "of 8 columns" in row:
+        speed += f" {row['of 8 columns']:.2f}x of 8 columns"
     failed = "  WRONG KERNEL" if row["failed"] else ""
     return f"{row['case']:52s}{row['us']:10.1f} us  {speed:16s}  {' '.join(row['kernels'])}{failed}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, cast
 
@@ -88,7 +88,7 @@ class CudaDevice:
         self.asked: Counter[str] = Counter()
         """How often each kernel was asked for, by module and symbol."""
         self._index = index
-        self._allocations: set[int] = set()
+        self._allocations: dict[int, int] = {}
         self._pinned: list[int] = []
         self._graphs: set[CudaGraph] = set()
         self._events: list[int] = []
@@ -106,7 +106,9 @@ class CudaDevice:
             self._residency = Residency(self)
             opened.callback(self._residency.close)
             self._loaded = CudaEvent(self, self._residency.stream)
+            before = sum(self._allocations.values())
             ops = CudaOps(self)
+            self._operations = sum(self._allocations.values()) - before
             self.ops = cast(Ops, ops)
             opened.callback(ops.close)
             opened.callback(self._close_streams)
@@ -119,6 +121,9 @@ class CudaDevice:
         self.enter()
         free, total = driver.call("memGetInfo")
         return DeviceMemory(int(total), int(free))
+
+    def taken(self) -> Mapping[str, int]:
+        return {"weights": self._residency.nbytes, "operations": self._operations}
 
     def read_bandwidth(self) -> float:
         """Bytes a second of a large read, the best of several."""
@@ -271,14 +276,14 @@ class CudaDevice:
         except OutOfDeviceMemory as error:
             free = self.memory().free
             raise OutOfDeviceMemory(f"{nbytes} bytes needed, {free} free on {self.name}", free=free) from error
-        self._allocations.add(ptr)
+        self._allocations[ptr] = nbytes
         return ptr
 
     def free(self, ptr: int) -> None:
         """Free an arena's memory; nothing once the device is closed, which frees it all."""
         if ptr in self._allocations:
             self.enter()
-            self._allocations.discard(ptr)
+            del self._allocations[ptr]
             driver.call("free", ptr)
 
     def forget(self, graph: CudaGraph) -> None:

@@ -51,10 +51,11 @@ def call(name: str, *args: Any) -> Any:
 
 def checked(name: str, work: Callable[..., Any], *args: Any) -> Any:
     """The result of ``work``, which CuPy does. Raises DeviceError, beginning with ``name``, when CUDA refuses it."""
-    cuda = cupy().cuda
     try:
         return work(*args)
-    except (cuda.runtime.CUDARuntimeError, cuda.driver.CUDADriverError) as error:
+    except RuntimeError as error:
+        if not hasattr(error, "status"):  # not CUDA's
+            raise
         raise failure(name, error.status, str(error)) from None
 
 

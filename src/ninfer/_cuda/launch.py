@@ -77,6 +77,8 @@ class Module:
         known = self._kernels.get(symbol)
         if known is None:
             known = self._kernels[symbol] = self._module.get_function(symbol)
+            # one split of a multiprocessor's memory for all, or it drains between two kernels to change it
+            driver.checked(symbol, setattr, known, "preferred_shared_memory_carveout", 100)
         if shared > self._shared.get(symbol, 48 << 10):  # one limit a kernel: what was allowed once stays allowed
             driver.checked(symbol, setattr, known, "max_dynamic_shared_size_bytes", shared)
             self._shared[symbol] = shared

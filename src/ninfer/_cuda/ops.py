@@ -37,10 +37,20 @@ _PAGE = 64
 _SHARED_KEYS = 64
 """Up to so many query rows of a key head, the warps of a block share out the keys, and blocks the context."""
 
+_ROWS = 8
+"""Rows of a batch, at most; more may need more scratch than was planned."""
+
 _FEW_COLUMNS = 16
 """Up to so many columns a row, a Gated DeltaNet layer is one launch."""
 
-_SCAN_COLUMNS, _SCAN_BATCH = 32, 16
+_CHUNK, _SLICE = 64, 32
+"""Columns of a row that go together where there are many; columns of the state in a block, or twice as many."""
+
+_CHUNK_GROUP = 4
+"""Value heads whose inverse a block works on at once."""
+
+_TAPS = 4
+"""Taps that a convolution has at most."""
 
 
 class CudaOps:
@@ -203,22 +213,34 @@ class CudaOps:
         inputs = (*qkv, z, a, b, convolution, a_log, dt_bias, norm)
         words = self._gdn_words(out, inputs, state, record, None, rows, shape, eps, scratch)
         dk = self._key_width(shape)
-        few = 4 * rows.W * (2 * dk + 2 * shape.dv + 2)
-        if rows.W <= _FEW_COLUMNS and few <= 48 << 10:
-            self._launch("gdn", f"gdn_few_{dk}", (shape.nv, rows.B), min(512, -(-shape.dv // 8) * 32), words, few)
+        few = 4 * rows.W * (2 * dk + 3 * shape.dv + 2)
+        if shape.taps > _TAPS:
+            raise InvariantError(f"a convolution of {shape.taps} taps")
+        if rows.W <= _FEW_COLUMNS:
+            self._launch("gdn", f"gdn_few_{dk}", (shape.nv, rows.B), 256, words, few)
             return
-        self._launch("gdn", "gdn_prepare", tokens, 256, words)
-        scan = 2 * 4 * _SCAN_BATCH * (2 * dk + _SCAN_COLUMNS + 2)
-        grid = (-(-shape.dv // _SCAN_COLUMNS), shape.nv, rows.B)
-        self._launch("gdn", f"gdn_scan_{dk}", grid, 128, words, scan)
-        self._launch("gdn", "gdn_finish", tokens, 256, words)
+        dk = self._chunk_width(shape)
+        ratio, chunks = shape.nv // shape.nk, -(-rows.W // _CHUNK)
+        head, slices = _chunk_head(), -(-shape.dv // _SLICE)
+        tiles = 4 * _CHUNK * dk
+        shared = tiles + 4 * _CHUNK * (_CHUNK_GROUP * _CHUNK + 2 * ratio)
+        self._launch("gdn_chunk", f"gdn_chunk_{dk}", (shape.nk, chunks, rows.B), 256, words, shared)
+        pairs = 2 if slices > 1 and rows.B * shape.nv * slices > self._device.multiprocessors else 1
+        shared = 2 * (tiles + head + pairs * _chunk_values()) + 128 * dk + 3 * 128 * _CHUNK
+        grid = (-(-slices // pairs), shape.nv, rows.B)
+        self._launch("gdn_chunk", f"gdn_carry_{dk}_{pairs * _SLICE}", grid, pairs * 128, words, shared)
+        self._launch("gdn_chunk", f"gdn_finish_{dk}", tokens, 256, words)
 
     def gdn_scratch(self, tokens: int, shape: GdnShape) -> int:
-        return 4 * tokens * (shape.channels + 2 * shape.nv)
+        if tokens <= _FEW_COLUMNS:
+            return 0
+        heads = shape.nv * (_chunk_head() + -(-shape.dv // _SLICE) * _chunk_values())
+        chunk = shape.nk * 4 * _CHUNK * self._chunk_width(shape) + heads
+        return chunk * min(-(-tokens // (_FEW_COLUMNS + 1)), tokens // _CHUNK + _ROWS)
 
     def gdn_fold(self, state: GdnState, record: GdnRecord, accepted: CudaBuffer, rows: Rows, shape: GdnShape) -> None:
         words = self._gdn_words(None, (None,) * 10, state, record, accepted, rows, shape, 0.0, None)
-        self._launch("gdn", "gdn_fold", (shape.nv, rows.B), 256, words, 4 * (rows.W + 1))
+        self._launch("gdn", "gdn_fold", (shape.nv, rows.B), 256, words, 4 * (rows.W * (shape.dk + shape.dv + 1) + 1))
 
     # mixture of experts
     def moe_route(
@@ -280,11 +302,14 @@ class CudaOps:
         shape: GdnShape, eps: float, scratch: Any,
     ) -> bytes:  # fmt: skip
         kept = (record.k, record.d, record.g, record.c) if record else (None,) * 4
-        gates = scratch and scratch.ptr + 4 * rows.B * rows.W * shape.channels
         return pack(
             out, *inputs, state.s, state.tail, *kept, rows.start, rows.width, rows.read, rows.write, accepted, scratch,
-            gates, self._products.tickets, eps, rows.W, shape.nk, shape.nv, shape.dk, shape.dv, shape.taps,
+            self._products.tickets, eps, rows.W, shape.nk, shape.nv, shape.dk, shape.dv, shape.taps,
         )  # fmt: skip
+
+    @staticmethod
+    def _chunk_width(shape: GdnShape) -> int:
+        return 64 if shape.dk <= 64 else 128
 
     @staticmethod
     def _key_width(shape: GdnShape) -> int:
@@ -320,6 +345,15 @@ class CudaOps:
                     at += rows.rows
             known = self._tables[id(owner)] = (owner, self._device.table(words))
         return known[1]
+
+
+def _chunk_head() -> int:
+    """Bytes a value head keeps of a chunk beside its values: two squares of bf16, sums of log decays, betas."""
+    return 2 * 2 * _CHUNK * _CHUNK + 2 * 4 * _CHUNK
+
+
+def _chunk_values() -> int:
+    return 4 * _CHUNK * _SLICE
 
 
 def _want(buffer: CudaBuffer, name: str, shape: tuple[int, ...]) -> None:

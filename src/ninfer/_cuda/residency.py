@@ -37,6 +37,8 @@ class Residency:
         self._device = device
         self._slab = 0
         self._used = SLAB
+        self.nbytes = 0
+        """Device memory taken."""
         self.stream = driver.call("streamCreateWithFlags", NON_BLOCKING)
         self._chunks: list[tuple[npt.NDArray[np.uint8], CudaEvent]] = []
         self._next = 0
@@ -66,11 +68,16 @@ class Residency:
 
     def _place(self, nbytes: int) -> int:
         if nbytes >= SLAB:
-            return int(self._device.allocate(nbytes))
+            return self._allocate(nbytes)
         if self._used + nbytes > SLAB:
-            self._slab, self._used = self._device.allocate(SLAB), 0
+            self._slab, self._used = self._allocate(SLAB), 0
         ptr = self._slab + self._used
         self._used += -(-nbytes // _ALIGN) * _ALIGN
+        return ptr
+
+    def _allocate(self, nbytes: int) -> int:
+        ptr = int(self._device.allocate(nbytes))
+        self.nbytes += nbytes
         return ptr
 
     def _send(self, ptr: int, data: npt.NDArray[np.uint8]) -> None:

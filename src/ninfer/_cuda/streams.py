@@ -74,15 +74,10 @@ class CudaCopies:
         self._device = device
         self.stream = driver.call("streamCreateWithFlags", NON_BLOCKING)
         self._mark = CudaEvent(device, device.stream)
-        self._point = self.event()
 
     def follow(self) -> None:
         self._mark.record()
         self._mark.hold(self.stream)
-
-    def lead(self) -> None:
-        self._point.record()
-        self._point.hold(self._device.stream)
 
     def upload(self, dst: Buffer, src: npt.NDArray[Any]) -> None:
         copy(self._device, dst, src, TO_DEVICE, self.stream)

@@ -7,8 +7,9 @@ with places), ``schema`` (keywords), ``assertions`` and ``denials`` (one schema 
 
 At run time ``service`` turns a plan into a ``matcher`` and ``masks`` lends it to a batch; ``compose`` puts the thinking
 around a turn, ``cache`` keeps what was compiled. ``emit`` and ``xgrammar`` parse what callers wrote rule by rule;
-``pushdown`` and ``points`` what this library wrote, over ``vocab``, ``tokentrie`` and, for the insides of strings,
-``content``.
+``pushdown`` what this library wrote. It moves between ``points``, asks ``regions`` which texts come next and
+``content`` what may be inside a string, and looks ahead in ``warmup``. Below it is the vocabulary: ``vocab``, as texts
+in order ``lexicon``, as a trie ``tokentrie``, read as string content ``reading``.
 """
 
 from typing import TYPE_CHECKING, Any

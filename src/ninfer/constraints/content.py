@@ -20,18 +20,11 @@ import numpy.typing as npt
 
 from ninfer.constraints.automata import DEAD, Dfa
 from ninfer.constraints.chars import END, normalise
-from ninfer.constraints.ir import ESCAPED
+from ninfer.constraints.reading import BROKEN, ESCAPES, NOTHING, PREFIXES, Reading, read_escape
 from ninfer.constraints.tokentrie import Bits, Flags, Ints, TokenTrie, stretched
 
 State = tuple[int, int]
 Places = npt.NDArray[np.signedinteger]
-
-_ESCAPES = {"\\" + tail: code for code, tail in ESCAPED.items()}
-_PREFIXES = ["", *dict.fromkeys(written[:i] for written in sorted(_ESCAPES) for i in range(1, len(written)))]
-"""What may have been read of an escape; a state holds the place of its prefix here. 0: not in an escape."""
-_BROKEN = len(_PREFIXES)
-_NOTHING = -1
-_ENDLESS = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,20 +71,17 @@ class ContentIndex:
         self._kept: OrderedDict[Hashable, Inside] = OrderedDict()
         self._lock = Lock()
         self._readings: dict[int, Reading] = {}
-        self._tables = _escape_tables(trie.alphabet)
         self.reading(0).counted(trie)  # the common ones now, not under somebody's first answer
         trie.occurrences('"')
         self._ways: dict[frozenset[str], Flags] = {}
-        self.plain = Reading(
-            np.zeros_like(trie.char), trie.char, np.ones(len(trie.ids), np.bool_), np.zeros(0, np.intp)
-        )
-        """The reading of text that is no JSON: every character stands for itself."""
+        self.plain = Reading.plain(trie)
 
     @property
     def nbytes(self) -> int:
         """About what it holds beside the trie, bytes."""
         kept = len(self._kept) * (4 * self.trie.words + 1024)
-        return kept + sum(reading.nbytes for reading in self._readings.values())
+        ways = sum(flags.nbytes for flags in self._ways.values())
+        return kept + ways + sum(reading.nbytes for reading in self._readings.values())
 
     def keep(self, key: Hashable, make: Callable[[], Inside]) -> Inside:
         """The mask under a key, made if it is not at hand. The least recently used are dropped."""
@@ -139,53 +129,8 @@ class ContentIndex:
         """The trie read as JSON string content, from an escape state on."""
         found = self._readings.get(escape)
         if found is None:
-            trie = self.trie
-            following, meaning = self._tables
-            escapes = np.full(len(trie.parent), escape, np.int32)
-            decoded = np.full(len(trie.parent), _NOTHING, np.int32)
-            for begin, end in zip(trie.levels[1:], trie.levels[2:]):
-                above, char = escapes[trie.parent[begin:end]], trie.char[begin:end]
-                escapes[begin:end] = following[above, char]
-                decoded[begin:end] = meaning[above, char]
-            whole = escapes[trie.ends] != _BROKEN
-            whole[trie.cut] &= escapes[trie.ends[trie.cut]] == 0
-            unfinished = np.flatnonzero(whole & (escapes[trie.ends] != 0))
-            found = self._readings[escape] = Reading(escapes, decoded, whole, unfinished)
+            found = self._readings[escape] = Reading.json(self.trie, escape)
         return found
-
-
-@dataclass(slots=True, eq=False)
-class Reading:
-    """The trie read as content. escapes: the escape state at each node, _BROKEN where it is no content. decoded: the
-    alphabet index of the character that ends at a node, or _NOTHING. whole: which places in ``trie.ids`` are content;
-    unfinished: those that end inside an escape.
-    """
-
-    escapes: Ints
-    decoded: Ints
-    whole: Flags
-    unfinished: npt.NDArray[np.intp]
-    bits: Bits | None = None
-    counts: tuple[Ints, Ints] | None = None
-
-    @property
-    def nbytes(self) -> int:
-        more = sum(array.nbytes for array in self.counts) if self.counts else 0
-        return self.escapes.nbytes + self.decoded.nbytes + self.whole.nbytes + more
-
-    def counted(self, trie: TokenTrie) -> tuple[Ints, Ints]:
-        """How many characters begin above each node or at it; how many each id takes, _ENDLESS if it is no content."""
-        if self.counts is None:
-            nodes = np.zeros(len(trie.parent), np.int32)
-            for begin, end in zip(trie.levels[1:], trie.levels[2:]):
-                above = trie.parent[begin:end]
-                nodes[begin:end] = nodes[above] + (self.escapes[above] == 0)
-            used = nodes[trie.ends]
-            used[trie.cut] += 1
-            ids = np.full(32 * trie.words, _ENDLESS, np.int32)
-            ids[trie.ids] = np.where(self.whole, used, _ENDLESS)
-            self.counts = nodes, ids
-        return self.counts
 
 
 class RawContent:
@@ -199,7 +144,7 @@ class RawContent:
         self.symbol = (np.searchsorted(dfa.cuts, index.trie.alphabet, side="right") - 1).astype(np.int32)
         unused = ~_scalar(dfa.cuts)
         loops = ((self.trans == np.arange(len(self.trans))[:, None]) | unused).all(axis=1)
-        self.free = int(np.argmax(loops)) if loops.any() else _NOTHING
+        self.free = int(np.argmax(loops)) if loops.any() else NOTHING
         """The state, if there is one, in which anything may come and nothing changes."""
         self.total = _total(self.trans, unused)
         """bool [states]: whether every text can be read from there on."""
@@ -244,8 +189,8 @@ class RawContent:
             begin, end = trie.child[nodes], trie.child[nodes + 1]
             nodes = stretched(begin, end)
             states, read = np.repeat(states, end - begin), reading.decoded[nodes]
-            states = np.where(read == _NOTHING, states, self.trans[states, self.symbol[read]])
-            alive = (states != DEAD) & (reading.escapes[nodes] != _BROKEN)
+            states = np.where(read == NOTHING, states, self.trans[states, self.symbol[read]])
+            alive = (states != DEAD) & (reading.escapes[nodes] != BROKEN)
             if wanted is not None:
                 alive &= wanted[nodes]
             nodes, states = nodes[alive], states[alive]
@@ -334,8 +279,8 @@ class JsonContent:
         return state[1] == 0 and self.raw.admits(state, low, high)
 
     def _completes(self, at: int, escape: int) -> bool:
-        prefix = _PREFIXES[escape]
-        return any(w.startswith(prefix) and self.raw.dfa.step(at, code) != DEAD for w, code in _ESCAPES.items())
+        prefix = PREFIXES[escape]
+        return any(w.startswith(prefix) and self.raw.dfa.step(at, code) != DEAD for w, code in ESCAPES.items())
 
     def inside(self, state: State, follow: frozenset[str]) -> Inside:
         return self.index.keep((self.raw.dfa, "json", state, follow), lambda: self._inside(*state, follow))
@@ -420,29 +365,3 @@ def _scalar(cuts: list[int]) -> Flags:
     """Which intervals hold a scalar value."""
     highs = [*cuts[1:], END]
     return np.array([bool(normalise([span])) for span in zip(cuts, highs)], np.bool_)
-
-
-def read_escape(escape: int, char: str) -> tuple[int | None, int | None]:
-    """One more character of JSON string content: the code point it completes, if any, and the escape state behind it;
-    (None, None) where it is not content."""
-    if escape == 0 and char != "\\":
-        return (None, None) if char < " " or char == '"' else (ord(char), 0)
-    written = _PREFIXES[escape] + char
-    code = _ESCAPES.get(written)
-    if code is not None:
-        return code, 0
-    return None, _PREFIXES.index(written) if written in _PREFIXES else None
-
-
-def _escape_tables(alphabet: Ints) -> tuple[Ints, Ints]:
-    """``read_escape`` for every escape state, the broken one too, and character of the alphabet."""
-    following = np.full((_BROKEN + 1, len(alphabet)), _BROKEN, np.int32)
-    decoded = np.full((_BROKEN + 1, len(alphabet)), _NOTHING, np.int32)
-    following[0], decoded[0] = 0, np.arange(len(alphabet))
-    place = {int(code): i for i, code in enumerate(alphabet[:128])}
-    for escape in range(_BROKEN):
-        for code in range(128):
-            whole, state = read_escape(escape, chr(code))
-            following[escape, place[code]] = _BROKEN if state is None else state
-            decoded[escape, place[code]] = _NOTHING if whole is None else place[whole]
-    return following, decoded

@@ -32,6 +32,9 @@ class Return:
     below: Return | None
 
 
+HOLE = Return(frozenset(), None)
+"""Below a rule that is read whatever called it."""
+
 NO_TOKENS: Mapping[int, States] = {}
 
 
@@ -133,10 +136,6 @@ class Point:
 
 
 UNKNOWN = Point((), (), False)
-
-
-Region = tuple[tuple[int, ...], tuple[str, ...]]
-"""What can be read in one rule: the places of whole texts, and the beginnings of texts behind which it may end."""
 
 
 @dataclass(frozen=True, slots=True)

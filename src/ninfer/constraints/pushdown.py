@@ -8,9 +8,7 @@ without reading.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Collection, Iterable, Iterator
-from time import thread_time
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -18,25 +16,24 @@ import numpy.typing as npt
 
 from ninfer.constraints.content import Content, ContentIndex, CountedContent, JsonContent, RawContent
 from ninfer.constraints.ir import Auto, Counted, Grammar
-from ninfer.constraints.lexicon import Lexicon
 from ninfer.constraints.points import (
-    FEW,
+    HOLE,
     UNKNOWN,
     Entry,
     Mask,
     Plain,
     Point,
     Reader,
-    Region,
     Return,
     Spread,
     States,
     String,
-    beyond_ascii,
     first_chars,
 )
-from ninfer.constraints.recognise import Machine, State
+from ninfer.constraints.recognise import Machine
+from ninfer.constraints.regions import Regions
 from ninfer.constraints.tokentrie import code_range, split_text
+from ninfer.constraints.warmup import warm
 from ninfer.errors import InvariantError
 
 _MAX_POINTS = 30_000
@@ -58,82 +55,21 @@ class Pushdown:
         self._returns: dict[tuple[States, Return | None], Return] = {}
         self._points: dict[object, Point] = {}
         self._follow: dict[tuple[States, Return | None], Point] = {}
-        self._regions: dict[object, Region] = {}
-        self._hole = Return(frozenset(), None)
-        """Below a rule that is read whatever called it."""
-        self._root = frozenset((self._machine.root,))
-        self.start = self._close([(self._root, None)], ())
+        self.regions = Regions(self)
+        self.root = frozenset((self._machine.root,))
+        self.start = self._close([(self.root, None)], ())
 
     @property
     def nbytes(self) -> int:
         """About what it holds, bytes."""
-        return len(self._points) * _POINT_BYTES + len(self._regions) * _REGION_BYTES
+        return len(self._points) * _POINT_BYTES + len(self.regions) * _REGION_BYTES
 
     def parser(self) -> PointParser:
         return PointParser(self)
 
     def warm(self, seconds: float) -> None:
         """Look ahead for about so long, of this thread's time: what is seen now costs nothing later."""
-        begin = thread_time()
-        strings = self._warm_rules(begin + 0.6 * seconds)
-        self._warm_strings(strings, begin + 0.8 * seconds)
-        self._warm_points(begin + seconds)
-
-    def _warm_rules(self, deadline: float) -> dict[tuple[Content, frozenset[str]], None]:
-        """What every part of every rule reads; what is certain to come before what is chosen. Returns the strings met,
-        with the characters that may follow them."""
-        strings: dict[tuple[Content, frozenset[str]], None] = {}
-        trie = self.index.trie
-        waiting, seen = deque([self._root]), {self._root}
-        while waiting and thread_time() < deadline:
-            spread = self._spread_of(waiting.popleft())
-            certain = [after for _, after in (*spread.calls, *spread.strings)]
-            chosen = [start for start, _ in spread.calls]
-            if (reader := spread.reader) is not None:
-                self._region((reader,), trie.lexicon, "")
-                (certain if reader.run else chosen).extend(reader.targets)
-            for content, after in spread.strings:
-                if (reader := self._spread_of(after).reader) is not None:
-                    strings[content, frozenset(reader.single)] = None
-                    for char in reader.single:
-                        self._region((reader,), trie.occurrences(char).endings, "")
-            for states in certain:
-                if states not in seen:
-                    waiting.appendleft(states)
-            waiting.extend(states for states in chosen if states not in seen)
-            seen.update(certain, chosen)
-        return strings
-
-    def _warm_strings(self, strings: Iterable[tuple[Content, frozenset[str]]], deadline: float) -> None:
-        """The insides of strings, those of their automata near the start first."""
-        waiting = deque((content, follow, state) for content, follow in strings if (state := content.start()))
-        seen = set(waiting)
-        while waiting and thread_time() < deadline:
-            content, follow, state = waiting.popleft()
-            content.inside(state, follow)
-            for after in content.after(state):
-                if (content, follow, after) not in seen:
-                    seen.add((content, follow, after))
-                    waiting.append((content, follow, after))
-
-    def _warm_points(self, deadline: float) -> None:
-        """Where answers are likely to go."""
-        lexicon = self.index.trie.lexicon
-        waiting, seen = deque([self.start]), {self.start}
-        while waiting and thread_time() < deadline:
-            point = waiting.popleft()
-            self.mask(point, b"")
-            following = [self._behind(states, below) for _, _, states, below in point.strings]
-            if not point.strings:
-                texts = [lexicon.texts[place] for place in sorted(set(self._texts(point.plain, lexicon)))]
-                longest = [a for a, b in zip(texts, [*texts[1:], ""]) if not b.startswith(a)]
-                following += [found for text in longest if (found := self.follow(point, text))]
-                tokens = [token for reader, _ in point.plain for token in reader.tokens]
-                following += [found for token in tokens if (found := self.take(point, token))]
-            for found in following:
-                if found not in seen:
-                    seen.add(found)
-                    waiting.append(found)
+        warm(self, seconds)
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -199,7 +135,7 @@ class Pushdown:
             if len(seen) > _MAX_CLOSURE:
                 raise InvariantError("a left-recursive grammar")
             states, below = entry
-            spread = self._spread_of(states)
+            spread = self.spread_of(states)
             if spread.reader is not None:
                 plain[spread.reader, below] = None
             for start, after in spread.calls:
@@ -213,13 +149,13 @@ class Pushdown:
             if spread.ends:
                 if below is None:
                     complete = True
-                elif below is self._hole:
+                elif below is HOLE:
                     leaves = True
                 else:
                     agenda.append((below.states, below.below))
-        return self._point(plain, inside, complete, leaves)
+        return self.point(plain, inside, complete, leaves)
 
-    def _point(
+    def point(
         self, plain: Collection[Plain], strings: Collection[String], complete: bool = False, leaves: bool = False
     ) -> Point:
         """The one point of these ways to go on."""
@@ -228,12 +164,12 @@ class Pushdown:
         key = ways, complete, leaves
         found = self._points.get(key)
         if found is None:
-            if len(self._points) + len(self._regions) >= _MAX_POINTS:
+            if len(self._points) + len(self.regions) >= _MAX_POINTS:
                 self._forget()
             found = self._points.setdefault(key, Point(entries, inside, complete, leaves))
         return found
 
-    def _spread_of(self, states: States) -> Spread:
+    def spread_of(self, states: States) -> Spread:
         return self._spreads.get(states) or self._spread(states)
 
     def _spread(self, begin: States) -> Spread:
@@ -282,8 +218,8 @@ class Pushdown:
     def _forget(self) -> None:
         """Drop what is remembered. Points in use stay good; they learn anew."""
         points = list(self._points.values())
-        self._points, self._returns, self._follow, self._regions = {}, {}, {}, {}
-        self._readers, self._spreads = {}, {}
+        self._points, self._returns, self._follow, self._readers, self._spreads = {}, {}, {}, {}, {}
+        self.regions = Regions(self)
         for point in points:
             point.after, point.mask, point.within, point.texts, point.endings = {}, None, None, None, None
 
@@ -311,7 +247,7 @@ class Pushdown:
         inside = []
         others = dict.fromkeys(point.plain)
         for content, inner, after, below in point.strings:
-            behind = self._behind(after, below)
+            behind = self.behind(after, below)
             follow = first_chars(behind)
             inside.append((content, inner, follow))
             for char, past in content.inside(inner, follow).past.items():
@@ -320,11 +256,11 @@ class Pushdown:
                 places += at.place[past[legal]].tolist()
             if content.may_end(inner):
                 if behind.texts is None:
-                    behind.texts = tuple(self._texts(behind.plain, trie.lexicon))
+                    behind.texts = tuple(self.regions.texts(behind.plain, trie.lexicon))
                 places += behind.texts
                 for entry in behind.plain:
                     others.pop(entry, None)
-        places += self._texts(others, trie.lexicon)
+        places += self.regions.texts(others, trie.lexicon)
         return Mask.of(inside, tokens + trie.ids[places].tolist())
 
     def _mask_within(self, point: Point, pending: bytes) -> Mask:
@@ -336,7 +272,7 @@ class Pushdown:
                 legal.append(token)
         return Mask.of([], legal)
 
-    def _behind(self, states: States, below: Return | None) -> Point:
+    def behind(self, states: States, below: Return | None) -> Point:
         """What may follow a string, or a rule."""
         key = states, below
         found = self._follow.get(key)
@@ -352,98 +288,9 @@ class Pushdown:
         if found is None:
             endings = self.index.trie.occurrences(char).endings
             found = np.zeros(len(endings.texts), np.bool_)
-            found[self._texts(behind.plain, endings)] = True
+            found[self.regions.texts(behind.plain, endings)] = True
             behind.endings[char] = found
         return found
-
-    def _texts(self, entries: Iterable[Plain], lexicon: Lexicon) -> list[int]:
-        """The places of the texts that can be read from any of some entries: within their rules, and behind them."""
-        places: list[int] = []
-        agenda: list[tuple[Plain | String, str]] = [(entry, "") for entry in entries]
-        seen = set(agenda)
-        for entry, prefix in agenda:
-            *reads, below = entry
-            found, exits = self._region(tuple(reads), lexicon, prefix)
-            places += found
-            if below is not None:
-                for text in exits:
-                    behind = self._behind(below.states, below.below)
-                    ways: tuple[Plain | String, ...] = (*behind.plain, *behind.strings)
-                    more = [(way, text) for way in ways if (way, text) not in seen]
-                    seen.update(more)
-                    agenda += more
-        return places
-
-    def _region(self, reads: tuple[Any, ...], lexicon: Lexicon, prefix: str) -> Region:
-        """What an entry reads of the texts behind a prefix, whatever its stack."""
-        key = *reads, lexicon, prefix
-        found = self._regions.get(key)
-        if found is None:
-            entry = (*reads, self._hole)
-            alone = self._point([entry], []) if len(entry) == 2 else self._point([], [entry])
-            found = self._regions[key] = self._explore(alone, lexicon, prefix)
-        return found
-
-    def _explore(self, point: Point, lexicon: Lexicon, prefix: str) -> Region:
-        places: list[int] = []
-        exits: list[str] = []
-        first, last = lexicon.span(prefix)
-        run = point.plain[0][0].run if len(point.plain) == 1 and not point.strings else None
-        if run is not None or last - first > FEW:
-            last = lexicon.exact(prefix) if prefix or beyond_ascii(point) else first
-            further = self._run(*run, lexicon, prefix) if run else self._branches(point, lexicon, prefix)
-            for found, left in further:
-                places += found
-                exits += left
-        for place in range(first, last):
-            text, at = lexicon.texts[place], point
-            for end in range(len(prefix) + 1, len(text) + 1):
-                following = self.follow(at, text[end - 1])
-                if following is None:
-                    break
-                at = following
-                if at.leaves:
-                    exits.append(text[:end])
-            else:
-                if place not in lexicon.tails or self.admits(at, lexicon.tails[place]):
-                    places.append(place)
-        return tuple(places), tuple(text for text in dict.fromkeys(exits) if lexicon.goes_on(text))
-
-    def _branches(self, point: Point, lexicon: Lexicon, prefix: str) -> Iterator[Region]:
-        """By the next character."""
-        chars, certain = self._readable(point, lexicon, prefix)
-        for char in chars:
-            first, last = lexicon.span(prefix + char)
-            if first == last:
-                continue
-            if certain and not lexicon.goes_on(prefix + char):
-                yield tuple(range(first, last)), ()
-            elif following := self.follow(point, char):
-                yield self._entered(following, lexicon, prefix + char)
-
-    def _run(self, text: str, end: State, lexicon: Lexicon, prefix: str) -> Iterator[Region]:
-        """Along a text that must come, and behind it."""
-        for i in range(1, len(text)):
-            read = prefix + text[:i]
-            first, last = lexicon.span(read)
-            if first == last:
-                return
-            exact = range(first, lexicon.exact(read))
-            yield tuple(p for p in exact if text[i].encode().startswith(lexicon.tails.get(p, b""))), ()
-        if lexicon.holds(prefix + text):
-            yield self._entered(self._behind(frozenset((end,)), self._hole), lexicon, prefix + text)
-
-    def _entered(self, point: Point, lexicon: Lexicon, prefix: str) -> Region:
-        places, exits = self._explore(point, lexicon, prefix)
-        return places, (prefix, *exits) if point.leaves else exits
-
-    def _readable(self, point: Point, lexicon: Lexicon, prefix: str) -> tuple[Iterable[str], bool]:
-        """The characters behind a prefix that a point may read; whether it does read each of them."""
-        if point.strings:
-            return lexicon.nexts(prefix), False
-        if any(reader.wide for reader, _ in point.plain):
-            return [char for char in lexicon.nexts(prefix) if any(reader.read(char) for reader, _ in point.plain)], True
-        return dict.fromkeys(char for reader, _ in point.plain for char in reader.single), True
 
 
 class PointParser:

@@ -81,8 +81,10 @@ class ConstraintService:
 
     def _compile(self, plan: LanguagePlan) -> CompiledGrammar | Pushdown:
         grammar, classes = plan.build(), self._index.classes
+        language: CompiledGrammar | Pushdown
         if plan.kind in _FREE_FORM:
-            return self._index.compiler().compile(emit(grammar, classes.reserved))
-        language = Pushdown(grammar, self._index.contents(), classes.stop)
+            language = self._index.compiler().compile(emit(grammar, classes.reserved))
+        else:
+            language = Pushdown(grammar, self._index.contents(), classes.stop)
         language.warm(min(_WARM_SECONDS + _WARM_SECONDS_PER_RULE * len(grammar.rules), _MOST_WARM_SECONDS))
         return language

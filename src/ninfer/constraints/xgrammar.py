@@ -11,12 +11,15 @@ import importlib.abc
 import importlib.metadata
 import importlib.util
 import re
+import string
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from time import thread_time
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,6 +32,7 @@ VERSION = "0.2.9"
 
 _NAMESPACE = "xgrammar.tvm_ffi_binding"
 _CLASSES = ("CompiledGrammar", "Grammar", "GrammarCompiler", "GrammarMatcher", "TokenizerInfo")
+_FEW_ALIKE = 4
 _RAW = 0
 """Vocabulary type: a token is its bytes."""
 _LOCATION = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
@@ -70,6 +74,23 @@ class CompiledGrammar:
         """Memory held, bytes; grows while new states are visited."""
         return int(self._handle.memory_size_bytes())
 
+    def warm(self, seconds: float) -> None:
+        """Build masks for about so long, of this thread's time: behind texts that grow by one character, but not
+        beyond one whose mask was seen before."""
+        deadline = thread_time() + seconds
+        words = np.zeros((self._size + 31) // 32, np.uint32)
+        waiting, seen = deque([b""]), set()
+        while waiting and thread_time() < deadline:
+            text = waiting.popleft()
+            parser = self.parser()
+            if text:
+                parser.accept_bytes(text)
+            parser.fill(words)
+            mask = words.tobytes()
+            if mask not in seen:
+                seen.add(mask)
+                waiting.extend(text + char for char in _next_characters(parser))
+
     def parser(self) -> Parser:
         """A parser at the start of the language."""
         return Parser(self._core.GrammarMatcher(self._handle, None, False, -1, None), self._size)
@@ -106,6 +127,24 @@ class Parser:
         self._handle.fill_next_token_bitmask(words.view(np.int32), 0, False)
         words[-1] &= self._last_word
         return bool(words.any())
+
+
+_ALIKE = (string.ascii_lowercase, string.ascii_uppercase, string.digits)
+_SINGLE = (*string.punctuation, *string.whitespace, "é", "中")
+
+
+def _next_characters(parser: Parser) -> Iterator[bytes]:
+    """Characters that may come next; of many letters or digits, one."""
+
+    def legal(char: str) -> bool:
+        taken = parser.accept_bytes(char.encode())
+        parser.rollback(taken)
+        return taken
+
+    for alike in _ALIKE:
+        some = [char for char in alike if legal(char)]
+        yield from (char.encode() for char in (some if len(some) <= _FEW_ALIKE else some[:1]))
+    yield from (char.encode() for char in _SINGLE if legal(char))
 
 
 @cache

@@ -20,10 +20,10 @@ class Decoder:
 
     thinking: the answer is inside its thinking. It leaves at the first ``</think>``, wherever tokens end; the
     newlines directly around it belong to neither channel. stops: strings that end the answer; they are looked
-    for in free content (not in calls) and, with ``stop_in_thinking``, in the thinking. stopped: the one
-    that was found, or empty; the text before it has been released and nothing follows. Only text that could still become part of
-    a marker is held back. exact: the close is canonical, so exactly one newline before it and two behind it are
-    not the answer's own.
+    for in free content (not in calls) and, with ``stop_in_thinking``, in the thinking. stopped: the one that was
+    found, or empty; the text before it has been released and nothing follows. Only text that could still become
+    part of a marker is held back. exact: the close is canonical, so exactly one newline before it and two behind
+    it are not the answer's own.
     """
 
     envelope: Envelope | None

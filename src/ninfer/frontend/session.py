@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any, Literal
+from functools import cache
+from typing import Any, Literal, TypeVar
 
 import attrs
 import numpy as np
@@ -33,6 +33,7 @@ from ninfer.results import (
 )
 
 Ending = tuple[FinishReason, StopReason | None]
+T = TypeVar("T")
 
 
 @attrs.frozen
@@ -301,7 +302,7 @@ class OutputSession:
             raise InvariantError(f"cannot preview tokens {list(tokens)!r}")
 
     def _fork(self) -> _Round:
-        return _Round(copy.copy(self._decoder), copy.copy(self._count), unsaid=list(self._unsaid))
+        return _Round(_twin(self._decoder), _twin(self._count), unsaid=list(self._unsaid))
 
     def _read(self, work: _Round, token: int, logprob: TokenLogprob | None, *, stop: bool) -> None:
         """Take one token in: its text, its place in the budgets, the end it may bring."""
@@ -399,6 +400,20 @@ class OutputSession:
             else:
                 self._calls.append(event.call)
         return work.events
+
+
+def _twin(value: T) -> T:
+    """A shallow copy of a value of a slotted attrs class, several times as fast as ``copy.copy``."""
+    kind: Any = type(value)
+    twin: T = object.__new__(kind)
+    for name in _names(kind):
+        setattr(twin, name, getattr(value, name))
+    return twin
+
+
+@cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in attrs.fields(kind))
 
 
 def _thinking_budget(options: RequestOptions, max_tokens: int, close: int) -> int | None:

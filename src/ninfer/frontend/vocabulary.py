@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, overload
 
 import attrs
@@ -60,11 +61,8 @@ class TokenBytes(Sequence[bytes]):
     __slots__ = ("_block", "_ends")
 
     def __init__(self, items: Iterable[bytes]) -> None:
-        block, ends = bytearray(), array("I", [0])
-        for item in items:
-            block += item
-            ends.append(len(block))
-        self._block, self._ends = bytes(block), ends
+        pieces = list(items)
+        self._block, self._ends = b"".join(pieces), array("I", accumulate(map(len, pieces), initial=0))
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -83,6 +81,10 @@ class TokenBytes(Sequence[bytes]):
             raise IndexError(index)
         index %= size
         return self._block[self._ends[index] : self._ends[index + 1]]
+
+    def __iter__(self) -> Iterator[bytes]:
+        block = self._block
+        return (block[begin:end] for begin, end in pairwise(self._ends))
 
     def lengths(self) -> npt.NDArray[np.int64]:
         """Bytes of each id, int64 [size]."""

@@ -68,7 +68,8 @@ from ninfer.program.units import Units
 class Program:
     """Implements :class:`ninfer.contract.ProgramPort`; made by ``open_program``.
 
-    shape: the fixed sizes. components: planned device bytes by component. report: how the KV pool was sized.
+    shape: the fixed sizes. components: device bytes by component, weights and recordings included. report: how the KV
+    pool was sized.
     """
 
     def __init__(

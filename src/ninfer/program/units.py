@@ -19,8 +19,13 @@ from ninfer.program.layout import PoolKind, pages
 from ninfer.program.memory import Memory, Shape
 from ninfer.program.stores.rows import ExecutionRows
 
-COUNTERS = ("launches", "uploads", "upload_bytes", "downloads", "download_bytes", "decode_device_ns")
-"""What is counted since the start; the last is nanoseconds from the launch of each decode round to its results."""
+COUNTERS = (
+    "launches", "uploads", "upload_bytes", "downloads", "download_bytes", "decode_device_ns", "decode_gaps",
+    "decode_gap_ns",
+)  # fmt: skip
+"""What is counted since the start. decode_device_ns: nanoseconds from the launch of each decode round to its results.
+decode_gaps: decode rounds that followed another one, decode_gap_ns: from the results of the one to the launch of the
+other."""
 
 WIDTHS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536)
 """Tokens of the recorded prefill units below a whole chunk. Close enough that padding costs at most half a unit."""
@@ -43,7 +48,7 @@ class Units:
         self._frames = [InputFrame(device, fields, shape.rows) for _ in range(2)]
         self._output = HostBlock(device, results)
         self._done = device.event()
-        self._launched_ns = 0
+        self._launched_ns = self._results_ns = 0
         self.masks = device.host(memory.masks.shape, "u32")
         self._table_version = -1
         self.counters = dict.fromkeys(COUNTERS, 0)
@@ -80,6 +85,7 @@ class Units:
 
     def prefill(self, frame: InputFrame, width: int) -> None:
         """Run one row of ``width`` prompt tokens; the hidden of its last token becomes part of the state."""
+        self._results_ns = 0
         self._upload(frame, wide=True)
         recorded = self._prefill.get(self.columns(width))
         if recorded is None:
@@ -90,9 +96,12 @@ class Units:
 
     def forward(self, frame: InputFrame, B: int) -> None:
         """Run ``B`` anchors and leave their logits."""
-        self._launched_ns = time.perf_counter_ns()
         self._upload(frame)
         self._launch(self._forward[B - 1])
+        self._launched_ns = time.perf_counter_ns()
+        if self._results_ns:
+            self.counters["decode_gaps"] += 1
+            self.counters["decode_gap_ns"] += self._launched_ns - self._results_ns
 
     def recall(self, frame: InputFrame, B: int) -> None:
         """Leave the logits of ``B`` rows' stored hidden."""
@@ -114,12 +123,14 @@ class Units:
     def results(self, decode: bool) -> HostBlock:
         """What the last ``finish`` brought down, once it is here. The one wait of a round."""
         self._frames[0].event.wait()
+        self._results_ns = time.perf_counter_ns() if decode else 0
         if decode:
-            self.counters["decode_device_ns"] += time.perf_counter_ns() - self._launched_ns
+            self.counters["decode_device_ns"] += self._results_ns - self._launched_ns
         return self._output
 
     def control(self, frame: InputFrame, width: int) -> None:
         """Run one row of ``width`` decided tokens, recorded: keys and values are appended, the state is left alone."""
+        self._results_ns = 0
         self._upload(frame, wide=True)
         m = self.memory
         rows = m.input.wide_rows(width)

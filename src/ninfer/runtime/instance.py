@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -59,13 +60,16 @@ def open_instance(artifact: str | bytes | os.PathLike[Any] | ArtifactSource, opt
             raise InvalidRequest(f"expected a path or an ArtifactSource, got {artifact!r}", field="artifact")
         contents = Artifact(source)
         config = check(contents).text
-        frontend = _frontend(contents, config.vocab_size, options)
         context = _context(options, config.max_position_embeddings)
-        device = open_device(options)
-        opened.callback(device.close)
+        # a large vocabulary takes a second, in which the device opens and the weights arrive
+        with ThreadPoolExecutor(1, "ninfer-frontend") as beside:
+            building = beside.submit(_frontend, contents, config.vocab_size, options)
+            device = open_device(options)
+            opened.callback(device.close)
+            with Meter("load", None, options.progress, delay=0.5) as meter:
+                model = bind(contents, device, progress=meter.reach)
+            frontend = building.result()
         chunk = min(options.prefill_chunk or DEFAULT_CHUNK[device.kind], context)
-        with Meter("load", None, options.progress, delay=0.5) as meter:
-            model = bind(contents, device, progress=meter.reach)
         shape = Shape(
             rows=options.max_concurrency,
             context=context,

@@ -109,6 +109,7 @@ DEVICE int atomic_add(int* p, int v) {
     return old;
 }
 DEVICE void after_predecessors() {}
+DEVICE int here(int v) { return v; }
 
 DEVICE u32 bits(float v) {
     u32 r;
@@ -128,6 +129,13 @@ DEVICE u64 shuffle_xor(u64 v, int mask) {
     u32 w[2] = {(u32)v, (u32)(v >> 32)};
     auto all = emulator::exchange(w, 2);
     return all[thread() % 32 ^ mask][0] | (u64)all[thread() % 32 ^ mask][1] << 32;
+}
+
+DEVICE bool any_lane(bool v) {
+    u32 w = v;
+    auto all = emulator::exchange(&w, 1);
+    for (int i = 0; i < 32; ++i) w |= all[i][0];
+    return w;
 }
 
 // Round to nearest, ties to even, from double: one rounding of an exact product or sum.

@@ -2,8 +2,6 @@
 #pragma once
 #include "kv.cuh"
 
-constexpr int WARPS = 4;
-
 struct Attention {
     u16* out;
     const u16* q;
@@ -27,7 +25,7 @@ template <int HD, int KEYS, class Plane> DEVICE void score(float (&s)[KEYS / 8][
     if constexpr (!Plane::SCALES) {
 #pragma unroll
         for (int k = 0; k < HD / 16; ++k) {
-            load_tiles(q, piece<HD>(queries, own + lane % 16, 2 * k, lane / 16));
+            load_rows<HD>(q, queries, own, k, lane);
 #pragma unroll
             for (int n = 0; n < KEYS / 16; ++n) {
                 Plane::keys(r, keys, begin + 16 * n, k, lane);
@@ -43,7 +41,7 @@ template <int HD, int KEYS, class Plane> DEVICE void score(float (&s)[KEYS / 8][
                 float part[2][4] = {};
 #pragma unroll
                 for (int k = g * SCALED / 16; k < (g + 1) * SCALED / 16; ++k) {
-                    load_tiles(q, piece<HD>(queries, own + lane % 16, 2 * k, lane / 16));
+                    load_rows<HD>(q, queries, own, k, lane);
                     Plane::keys(r, keys, begin + 16 * n, k, lane);
                     mma(part[0], q[0], q[1], q[2], q[3], r[0], r[1]);
                     mma(part[1], q[0], q[1], q[2], q[3], r[2], r[3]);
@@ -128,49 +126,56 @@ template <int HD, int KEYS, class Plane> DEVICE void attention(const Attention& 
     int limit[2];  // the last ordinal that row lane/4 and row lane/4 + 8 see
 #pragma unroll
     for (int i = 0; i < 2; ++i) limit[i] = start + minimum((first + own + lane / 4 + 8 * i) / ratio, width - 1);
+    const float scale = (float)a.scale;
     float sums[HD / 8][4] = {}, largest[2] = {-INFINITY, -INFINITY}, weight[2] = {0, 0};
 
     for (int page = page_begin; page < page_end; ++page) {
         copies_wait<1>();
         sync();
         float s[KEYS / 8][4] = {};
-        score<HD, KEYS, Plane>(s, queries, own, keys, key_begin, groups, lane);
+        score<HD, KEYS, Plane>(s, queries, own, keys, key_begin, groups, here(lane));
         sync();
         load(a.keys, a.key_scales, keys, page + 1);
 
+        if (page * PAGE + key_begin + KEYS - 1 > start + first / ratio)  // some row here may not see some key
+#pragma unroll
+            for (int n = 0; n < KEYS / 8; ++n)
+#pragma unroll
+                for (int j = 0; j < 4; ++j)
+                    if (page * PAGE + key_begin + 8 * n + lane % 4 * 2 + j % 2 > limit[j / 2]) s[n][j] = -INFINITY;
+        float factor[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             float top = largest[i];
 #pragma unroll
-            for (int n = 0; n < KEYS / 8; ++n)
-#pragma unroll
-                for (int j = 2 * i; j < 2 * i + 2; ++j) {
-                    const int ordinal = page * PAGE + key_begin + 8 * n + lane % 4 * 2 + j % 2;
-                    s[n][j] = ordinal <= limit[i] ? s[n][j] * (float)a.scale : -INFINITY;
-                    top = fmaxf(top, s[n][j]);
-                }
+            for (int n = 0; n < KEYS / 8; ++n) top = fmaxf(top, fmaxf(s[n][2 * i], s[n][2 * i + 1]));
             top = fmaxf(top, shuffle_xor(top, 1));
             top = fmaxf(top, shuffle_xor(top, 2));
-            const float base = top == -INFINITY ? 0.0f : top, factor = power2(largest[i] - base);
+            const float base = top == -INFINITY ? 0.0f : top * scale;
+            factor[i] = power2(largest[i] * scale - base);
             largest[i] = top;
-            weight[i] *= factor;
+            weight[i] *= factor[i];
 #pragma unroll
             for (int n = 0; n < KEYS / 8; ++n)
 #pragma unroll
-                for (int j = 2 * i; j < 2 * i + 2; ++j) s[n][j] = power2(s[n][j] - base), weight[i] += s[n][j];
-#pragma unroll
-            for (int n = 0; n < HD / 8; ++n) sums[n][2 * i] *= factor, sums[n][2 * i + 1] *= factor;
+                for (int j = 2 * i; j < 2 * i + 2; ++j) s[n][j] = power2(s[n][j] * scale - base), weight[i] += s[n][j];
         }
+        if (any_lane(factor[0] != 1.0f || factor[1] != 1.0f))
+#pragma unroll
+            for (int n = 0; n < HD / 8; ++n)
+#pragma unroll
+                for (int j = 0; j < 4; ++j) sums[n][j] *= factor[j / 2];
 
         copies_wait<1>();
         sync();
-        weigh<HD, KEYS, Plane>(sums, s, values, key_begin, groups, lane);
+        weigh<HD, KEYS, Plane>(sums, s, values, key_begin, groups, here(lane));
         sync();
         load(a.values, a.value_scales, values, page + 1);
     }
     copies_wait<0>();
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
+        largest[i] *= scale;
         weight[i] += shuffle_xor(weight[i], 1);
         weight[i] += shuffle_xor(weight[i], 2);
     }

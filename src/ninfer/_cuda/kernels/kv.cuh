@@ -1,15 +1,22 @@
 // Pages of cached keys and values in shared memory, as operands of matrix instructions.
 //
-// A page holds 64 ordinals of one key head. Pieces of 16 bytes trade places within a row, so that the rows that an
-// instruction reads together meet every bank once.
+// A page holds 64 ordinals of one key head.
 #pragma once
-#include "common.cuh"
+#include "tiles.cuh"
 
-constexpr int PAGE = 64, SCALED = 64;  // ordinals of a page; features that share a scale
+constexpr int PAGE = 64, SCALED = 64, WARPS = 4;  // ordinals of a page; features that share a scale; warps of a block
 
-// Piece p + odd of a row of 2 HD bytes; p is even, and known when compiled, so that few addresses serve all pieces.
-template <int HD> DEVICE u8* piece(u8* tile, int row, int p, int odd) {
-    return tile + row * 2 * HD + (odd ^ row & 7 ^ p & 6) * 16 + (p & ~7) * 16;
+// A page of whole rows of PIECES pieces, one after another at src; zero from row `valid` on. place(row, p): where they go.
+template <int PIECES, class Place> DEVICE void load_page(const u8* src, int valid, Place place) {
+    // the threads take STEP rows at a time; after KINDS steps their places are those before, 8 rows or more further on
+    constexpr int THREADS = 32 * WARPS, STEP = THREADS / PIECES, KINDS = STEP < 8 ? 8 / STEP : 1;
+    const int t = here(thread()), row = t / PIECES;
+    u8* to[KINDS];
+#pragma unroll
+    for (int i = 0; i < KINDS; ++i) to[i] = place(row + STEP * i, t % PIECES);
+#pragma unroll
+    for (int i = 0; i < PAGE / STEP; ++i)
+        copy16(to[i % KINDS] + i / KINDS * KINDS * THREADS * 16, src + 16 * (t + i * THREADS), row + STEP * i < valid ? 16 : 0);
 }
 
 // bf16: fragments come as whole 8 x 8 tiles.
@@ -19,14 +26,11 @@ template <int HD> struct Bf16Plane {
 
     // The page that begins at row `place` of hd features of the plane; zero beyond hd and from row `valid` on.
     static DEVICE void load(u8* tile, const void* plane, const u16*, i64 place, int hd, int valid) {
-        constexpr int pieces = HD / 8;
         const u16* src = (const u16*)plane + place * hd;
-        for (int i = thread(); i < PAGE * pieces; i += threads()) {
-            const int row = i / pieces, p = i % pieces;
-            const bool inside = row < valid && 8 * p < hd;
-            u8* to = piece<HD>(tile, row, p & ~1, p & 1);
-            if (hd % 8 == 0) copy16(to, inside ? src + row * hd + 8 * p : src, inside ? 16 : 0);
-            else *(Word4*)to = inside ? load8(src + row * hd, 8 * p, hd, false) : Word4{0, 0, 0, 0};
+        if (hd == HD) return load_page<HD / 8>((const u8*)src, valid, [&](int row, int p) { return piece<HD>(tile, row, p & ~1, p & 1); });
+        for (int i = thread(); i < PAGE * HD; i += threads()) {
+            const int row = i / HD, d = i % HD;
+            ((u16*)piece<HD>(tile, row, d / 8 & ~1, d / 8 & 1))[d % 8] = row < valid && d < hd ? src[row * hd + d] : (u16)0;
         }
     }
 
@@ -35,12 +39,12 @@ template <int HD> struct Bf16Plane {
 
     // Keys row .. row + 15 at features 16k .. 16k + 15: r[0], r[1] the first eight keys, r[2], r[3] the others.
     static DEVICE void keys(u32 (&r)[4], u8* tile, int row, int k, int lane) {
-        load_tiles(r, piece<HD>(tile, row + lane / 16 * 8 + lane % 8, 2 * k, lane / 8 % 2));
+        load_right_rows<HD>(r, tile, row, k, lane);
     }
 
     // Values of ordinals row .. row + 15, columns 2n (r[0], r[1]) and 2n + 1 of eight features each.
     static DEVICE void values(u32 (&r)[4], u8* tile, int row, int n, int lane) {
-        load_tiles_transposed(r, piece<HD>(tile, row + lane % 16, 2 * n, lane / 16));
+        load_right<HD>(r, tile, row, n, lane);
     }
 
     // The feature of column `column` of eight-column tile n.
@@ -56,16 +60,13 @@ template <int HD> struct Int8Plane {
     static DEVICE u8* place(u8* tile, int row, int p) { return tile + row * HD + (p ^ row & (HD < 128 ? 3 : 7)) * 16; }
 
     static DEVICE void load(u8* tile, const void* plane, const u16* scales, i64 begin, int hd, int valid) {
-        constexpr int pieces = HD / 16;
         const u8* src = (const u8*)plane + begin * hd;
-        for (int i = thread(); i < PAGE * pieces; i += threads()) {
-            const int row = i / pieces, p = i % pieces;
-            const bool inside = row < valid && 16 * p < hd;
-            u8* to = place(tile, row, p);
-            if (hd % 16 == 0) copy16(to, inside ? src + row * hd + 16 * p : src, inside ? 16 : 0);
-            else
-                for (int j = 0; j < 16; ++j) to[j] = inside && 16 * p + j < hd ? src[row * hd + 16 * p + j] : 0;
-        }
+        if (hd == HD) load_page<HD / 16>(src, valid, [&](int row, int p) { return place(tile, row, p); });
+        else
+            for (int i = thread(); i < PAGE * HD; i += threads()) {
+                const int row = i / HD, d = i % HD;
+                place(tile, row, d / 16)[d % 16] = row < valid && d < hd ? src[row * hd + d] : (u8)0;
+            }
         const int groups = (hd + SCALED - 1) / SCALED, bytes = valid * groups * 2;
         const u8* from = (const u8*)(scales + begin * groups);
         for (int i = thread(); i < PAGE * groups * 2 / 16; i += threads())

@@ -30,12 +30,19 @@ DEVICE void fence() { __threadfence(); }
 DEVICE int atomic_add(int* p, int v) { return atomicAdd(p, v); }
 DEVICE float shuffle_xor(float v, int mask) { return __shfl_xor_sync(~0u, v, mask); }
 DEVICE u64 shuffle_xor(u64 v, int mask) { return __shfl_xor_sync(~0u, v, mask); }
+DEVICE bool any_lane(bool v) { return __any_sync(~0u, v); }
 
 // Waits for the kernels before this one in the stream; what comes first may overlap them, and must not touch their data.
 DEVICE void after_predecessors() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;" ::: "memory");
 #endif
+}
+
+// The same value; what is computed from it stays where it is written, so a loop's addresses do not all take registers.
+DEVICE int here(int v) {
+    asm volatile("" : "+r"(v));
+    return v;
 }
 
 // -- numbers

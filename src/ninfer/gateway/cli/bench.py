@@ -173,7 +173,7 @@ class _Runs:
 
     def decode(self, size: int, context: int) -> tuple[float, float, float]:
         """Seconds of a round of ``size`` requests that decode together after ``context`` tokens, the bytes it has to
-        move, and its seconds outside the device's work.
+        move, and the seconds between the results of a round and the launch of the next.
 
         What counts is what the last request sees: the others have begun before it, and end after it.
         """
@@ -182,11 +182,11 @@ class _Runs:
         handles = [self.submit(context, self.tokens + (head if i + 1 < size else 0)) for i in range(size)]
         last = [handle.result() for handle in handles][-1]
         after = self.engine.stats()
-        rounds, device = (after.memory[n] - before.memory[n] for n in ("decode_rounds", "decode_device_ns"))
+        gaps, gap_ns = (after.memory[name] - before.memory[name] for name in ("decode_gaps", "decode_gap_ns"))
         memory, cached = after.memory, context + self.tokens // 2
         moved = memory[f"weight_bytes.{size}"]
         moved += size * (cached * memory["kv_bytes_per_token"] + 2 * memory["state_bytes_per_row"])
-        host = (after.decode_ns - before.decode_ns - device) / rounds / 1e9
+        host = gap_ns / max(1, gaps) / 1e9
         return last.timings.decode / (last.usage.completion_tokens - 1), moved, host
 
     def constrained(self) -> dict[str, float]:

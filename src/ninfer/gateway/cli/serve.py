@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import logging
 import os
+import signal
 import socket
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from ninfer.errors import InvalidRequest
@@ -63,6 +67,7 @@ def serve(arguments: argparse.Namespace) -> int:
         return 1
     from ninfer.engine import Engine
 
+    logging.basicConfig(level=logging.WARNING, format="ninfer: %(name)s: %(message)s")
     keys = arguments.api_key or [key for key in [os.environ.get("NINFER_API_KEY", "").strip()] if key]
     options = ServerOptions(
         model_id=arguments.model_id,
@@ -99,7 +104,8 @@ def serve(arguments: argparse.Namespace) -> int:
                 access_log=False,
                 timeout_graceful_shutdown=arguments.drain_timeout,
             )
-            uvicorn.Server(config).run(sockets=[listening])
+            with _ending_quietly():
+                uvicorn.Server(config).run(sockets=[listening])
     return 0
 
 
@@ -116,6 +122,17 @@ def _listen(host: str, port: int, stall_timeout: float) -> socket.socket:
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stall_timeout * 1000))
     return listening
+
+
+@contextlib.contextmanager
+def _ending_quietly() -> Iterator[None]:
+    """The server raises the signal that ended it once more when it is done; nothing is to follow from that."""
+    former = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 def _is_loopback(host: str) -> bool:

@@ -61,7 +61,7 @@ def create_app(engine: Engine, options: ServerOptions | None = None, **overrides
 
 def _routes(service: Service) -> list[BaseRoute]:
     started, model = int(time.time()), service.served.model
-    description = document(model)
+    description = document(model, keyed=bool(service.options.api_keys))
 
     async def health(_: Request) -> Response:
         return JSONResponse({"status": "ok"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ninfer.errors import (
@@ -85,9 +85,6 @@ def _step(token: str) -> str:
         return f"[{token}]"
     return f".{token}" if re.fullmatch(r"[\w$-]+", token) else f"[{token!r}]"
 
-
-Shape = Callable[[ApiError], dict[str, Any]]
-"""How a protocol writes an error's body."""
 
 _ANTHROPIC_TYPES = {
     401: "authentication_error",

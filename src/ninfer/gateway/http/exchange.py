@@ -66,6 +66,7 @@ class Endpoint:
         except Exception as error:
             await _fail(self.protocol, client, api_error(error, client.paths), error)
         finally:
+            client.leave()
             if client.handle is not None:
                 client.handle.close()
             if admitted:

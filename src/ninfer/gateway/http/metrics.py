@@ -8,8 +8,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from ninfer import EngineStats
 from ninfer.gateway.http.log import Entry
-from ninfer.runtime.metrics import EngineStats
 
 PROTOCOLS = ("chat_completions", "responses", "messages", "count_tokens")
 OUTCOMES = ("stop", "length", "tool_calls", "cancelled", "refused", "overloaded", "timeout", "failed")

@@ -50,20 +50,22 @@ _REFUSALS = {
 }
 
 
-def document(model: str) -> dict[str, Any]:
-    """The whole description. model: the served model's id, the only one that requests may name."""
+def document(model: str, *, keyed: bool = False) -> dict[str, Any]:
+    """The whole description. model: the served model's id, the only one that requests may name. keyed: whether they
+    need an API key."""
     return {
         "openapi": "3.1.0",
         "info": {"title": "ninfer", "version": __version__},
         "components": {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "security": [{"key": []}] if keyed else [],
         "paths": {
             "/v1/chat/completions": _generation(chat_completions.FIELDS, model, "429", _OPENAI_ERROR),
             "/v1/responses": _generation(responses.FIELDS, model, "429", _OPENAI_ERROR),
             "/v1/messages": _generation(messages.FIELDS, model, "529", _ANTHROPIC_ERROR),
             "/v1/messages/count_tokens": _generation(messages.COUNT_FIELDS, model, "529", _ANTHROPIC_ERROR),
             "/v1/models": _reading("the served model"),
-            "/health": _reading("whether the server runs"),
-            "/ready": _reading("whether requests are welcome", {"503": "not yet, or not any more"}),
+            "/health": _reading("whether the server runs", open=True),
+            "/ready": _reading("whether requests are welcome", {"503": "not yet, or not any more"}, open=True),
             "/metrics": _reading("Prometheus metrics", kind="text/plain"),
         },
     }
@@ -81,12 +83,15 @@ def _generation(fields: Record, model: str, overloaded: str, error: dict[str, An
                 "200": {"description": "the answer", "content": _ANSWERS},
                 **{status: {"description": what, "content": written} for status, what in refusals.items()},
             },
-            "security": [{"key": []}],
         }
     }
 
 
-def _reading(what: str, others: dict[str, str] | None = None, kind: str = "application/json") -> dict[str, Any]:
+def _reading(
+    what: str, others: dict[str, str] | None = None, *, kind: str = "application/json", open: bool = False
+) -> dict[str, Any]:
+    """A GET. open: it needs no key."""
     answers = {"200": what, **(others or {})}
     content = {kind: {"schema": {"type": "string" if kind == "text/plain" else "object"}}}
-    return {"get": {"responses": {code: {"description": d, "content": content} for code, d in answers.items()}}}
+    get: dict[str, Any] = {"responses": {code: {"description": d, "content": content} for code, d in answers.items()}}
+    return {"get": {**get, "security": []} if open else get}

@@ -14,6 +14,10 @@ def _positive(_: Any, attribute: Any, value: Any) -> None:
         raise InvalidRequest(f"expected a number above 0, got {value!r}", field=attribute.name)
 
 
+def _strings(value: Any) -> tuple[Any, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
 @attrs.frozen(kw_only=True)
 class ServerOptions:
     """Errors: InvalidRequest naming the field.
@@ -28,13 +32,13 @@ class ServerOptions:
     """
 
     model_id: str | None = None
-    api_keys: tuple[str, ...] = attrs.field(default=(), converter=tuple, repr=False)
+    api_keys: tuple[str, ...] = attrs.field(default=(), converter=_strings, repr=False)
     max_body: int = attrs.field(default=8 << 20, validator=_positive)
     max_requests: int | None = attrs.field(default=None, validator=_positive)
     request_timeout: float | None = attrs.field(default=None, validator=_positive)
     body_timeout: float = attrs.field(default=30.0, validator=_positive)
     stall_timeout: float = attrs.field(default=60.0, validator=_positive)
-    cors_origins: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    cors_origins: tuple[str, ...] = attrs.field(default=(), converter=_strings)
     request_log: str | None = None
     warm_up: bool = True
     playground: bool = True

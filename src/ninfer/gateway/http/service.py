@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import attrs
 
+from ninfer import EngineStats
 from ninfer.engine import Engine
 from ninfer.gateway.http.errors import ApiError
 from ninfer.gateway.http.log import Entry, RequestLog
@@ -17,7 +18,6 @@ from ninfer.gateway.http.metrics import Metrics
 from ninfer.gateway.http.options import ServerOptions
 from ninfer.gateway.http.translate import Served
 from ninfer.inputs import Chat
-from ninfer.runtime.metrics import EngineStats
 
 T = TypeVar("T")
 THREADS = 16

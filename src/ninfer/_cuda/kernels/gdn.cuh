@@ -1,0 +1,69 @@
+// Gated DeltaNet: causal convolution, gates, delta-rule recurrence, gated norm. What its kernels share.
+#pragma once
+#include "tiles.cuh"
+
+struct Gdn {
+    u16* out;        // [tokens, nv * dv]
+    const u16* qkv[3];
+    const u16* z;
+    const u16* gate_a;  // [tokens, nv]
+    const u16* gate_b;
+    const u16* convolution;  // [taps, channels]
+    const float* a_log;
+    const float* dt_bias;
+    const u16* norm;  // [dv]
+    float* state;     // [slots, nv, dk, dv]
+    u16* tail;        // [slots, taps - 1, channels]
+    float* record_k;  // [tokens, nk, dk] or null
+    float* record_d;  // [tokens, nv, dv]
+    float* record_g;  // [tokens, nv]
+    u16* record_c;    // [tokens, channels]
+    const int* start;
+    const int* width;
+    const int* read;
+    const int* write;
+    const int* accepted;  // fold: columns to fold
+    u8* chunks;           // scratch of many columns, see gdn_chunk.cu
+    int* tickets;         // [B, nk], zero between launches
+    double eps;
+    i64 W, nk, nv, dk, dv, taps;
+};
+
+DEVICE i64 channels_of(const Gdn& a) { return 2 * a.nk * a.dk + a.nv * a.dv; }
+
+// Where a row's convolution inputs are: its columns, and before them its tail, or zeros.
+struct Inputs {
+    const u16* columns;  // of its part, [W, n]
+    const u16* tail;     // of its part, [taps - 1, channels]; null: zeros
+    i64 n, channels;
+    int taps;
+
+    DEVICE Inputs(const Gdn& a, int b, int part) : n(part == 2 ? a.nv * a.dv : a.nk * a.dk), channels(channels_of(a)), taps((int)a.taps) {
+        columns = a.qkv[part] + b * a.W * n;
+        tail = a.start[b] == 0 ? nullptr : a.tail + (i64)a.read[b] * (taps - 1) * channels + part * a.nk * a.dk;
+    }
+
+    DEVICE u16 at(int t, int i) const {
+        const u16* p = t >= 0 ? columns + t * n : tail ? tail + (taps - 1 + t) * channels : nullptr;
+        return p ? p[i] : (u16)0;
+    }
+};
+
+constexpr int TAPS = 4;  // at most
+
+DEVICE const u16* part_weights(const Gdn& a, int part) { return a.convolution + part * a.nk * a.dk; }
+
+// A channel's tail: the last taps - 1 of `recent`.
+DEVICE void put_tail(const Gdn& a, i64 slot, int part, int channel, const u16 (&recent)[TAPS]) {
+    u16* out = a.tail + slot * (a.taps - 1) * channels_of(a) + part * a.nk * a.dk + channel;
+#pragma unroll
+    for (int j = 1; j < TAPS; ++j)
+        if (j > TAPS - a.taps) out[(j - 1 - TAPS + a.taps) * channels_of(a)] = recent[j];
+}
+
+DEVICE float log_decay(const Gdn& a, i64 token, int head) {
+    const float x = from_bf16(a.gate_a[token * a.nv + head]) + a.dt_bias[head];
+    return -expf(a.a_log[head]) * (x > 20.0f ? x : log1pf(expf(x)));
+}
+
+DEVICE float* state_of(const Gdn& a, i64 slot, int head) { return a.state + (slot * a.nv + head) * a.dk * a.dv; }
