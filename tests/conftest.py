@@ -1,4 +1,4 @@
-"""Hypothesis profiles and the folder of public test files."""
+"""Hypothesis profiles, checked indices, and the folder of public test files."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+os.environ.setdefault("NINFER_CHECKS", "1")
 _quiet = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 settings.register_profile("test", max_examples=30, deadline=None, suppress_health_check=_quiet, derandomize=True)
 settings.register_profile("full", max_examples=500, deadline=None, suppress_health_check=_quiet)

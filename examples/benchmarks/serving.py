@@ -117,14 +117,16 @@ def ask(port: int, model: str, streams: int, tokens: int) -> list[float]:
     return firsts
 
 
-def median(measure: Callable[[], float], repeats: int) -> float:
-    return statistics.median(measure() for _ in range(repeats))
+def medians(repeats: int, *measures: Callable[[], float]) -> list[float]:
+    """Of measures taken in turn, so that whatever else the machine does disturbs them alike."""
+    rounds = [[measure() for measure in measures] for _ in range(repeats)]
+    return [statistics.median(column) for column in zip(*rounds, strict=True)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("artifact", nargs="?", default=TINY)
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--repeats", type=int, default=40)
     arguments = parser.parse_args()
     repeats = arguments.repeats
     with Engine(arguments.artifact, max_concurrency=STREAMS, max_context=512, progress=False) as engine:
@@ -145,7 +147,7 @@ def main() -> None:
             return float(loop.run(read(engine, 4)))
 
         _ = asking(), inside()
-        http, own = median(asking, repeats), median(inside, repeats)
+        http, own = medians(repeats, asking, inside)
         print(f"first token               {http * 1e3:8.2f} ms over HTTP, {own * 1e3:.2f} in process")
 
         def spent(work: Callable[[], object]) -> float:
@@ -153,8 +155,11 @@ def main() -> None:
             work()
             return (loop.seconds() - before) / (STREAMS * TOKENS)
 
-        own = median(lambda: spent(lambda: loop.run(read_all(engine))), max(3, repeats // 5))
-        http = median(lambda: spent(lambda: ask(port, engine.model_name, STREAMS, TOKENS)), max(3, repeats // 5))
+        http, own = medians(
+            max(3, repeats // 8),
+            lambda: spent(lambda: ask(port, engine.model_name, STREAMS, TOKENS)),
+            lambda: spent(lambda: loop.run(read_all(engine))),
+        )
         print(
             f"processor time of a token {http * 1e6:8.1f} us over HTTP, {own * 1e6:.1f} in process, {STREAMS} streams"
         )

@@ -29,6 +29,11 @@ def test_data() -> Path | None:
     return Path(value) if value else None
 
 
+def checks() -> bool:
+    """``NINFER_CHECKS``: anything but empty or 0 checks every index before the device follows it. For debugging."""
+    return os.environ.get("NINFER_CHECKS", "") not in ("", "0")
+
+
 def cpu_threads() -> int | None:
     """``NINFER_CPU_THREADS``: threads the CPU device uses, 1..1024; ``None`` (unset, empty) means one per usable core.
 

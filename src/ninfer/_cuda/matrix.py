@@ -40,6 +40,11 @@ class CudaRows:
         """Columns of a chunk."""
         return 128 if self.format in (2, 3, 4, 6) else 64
 
+    @property
+    def vectors(self) -> bool:
+        """Rows start at multiples of 16 bytes."""
+        return bool(self.words[11])
+
     def part(self, begin: int, end: int) -> CudaRows:
         """Rows ``[begin, end)`` counted from ``first``."""
         first, rows = self.first + begin, end - begin

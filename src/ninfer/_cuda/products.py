@@ -7,24 +7,22 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
+from ninfer._cuda import shares
 from ninfer._cuda.buffers import CudaBuffer
 from ninfer._cuda.matrix import NAMES, CudaMatrix, CudaRows
 from ninfer.errors import InvariantError
 
 STORE_BF16, STORE_F32, ADD, SWIGLU = range(4)
 
-STREAM_COLUMNS = 16
-"""Up to so many columns, they stay in shared memory while the weights stream by."""
-
 PANEL_COLUMNS = 128
 """Up to so many columns, weights are decoded inside the product; for more, into bf16 once and multiplied by cuBLAS."""
 
-_MAX_SEGMENTS = 24
+_MAX_SEGMENTS, _SEGMENT, _JOB = 24, 128, 80
 _TICKETS = 1 << 16
 _ROOM = 128 << 20
 """Bytes shared by what never lives at once: partial sums; operands; decoded weights and their products."""
 
-_WARPS, _STREAM_STAGES, _PANEL_STAGES, _PITCH = 8, 3, 3, 36
+_PANEL_STAGES = 3
 _OPERANDS = 16 << 20
 _SCORES = 8 << 20
 
@@ -82,73 +80,70 @@ class Products:
         if columns > PANEL_COLUMNS or mixed:
             self._dense(result, steps, x, norm, eps, scale, scratch)
             return
-        for begin in range(0, len(steps), _MAX_SEGMENTS // (2 if result == SWIGLU else 1)):
-            group = steps[begin : begin + _MAX_SEGMENTS // (2 if result == SWIGLU else 1)]
-            if columns <= STREAM_COLUMNS:
-                self._streams(result, group, x, norm, eps, scale, scratch)
-            else:
+        most = _MAX_SEGMENTS // (2 if result == SWIGLU else 1)
+        plain = (
+            [step for step in steps if not all(rows.vectors for rows, *_ in step)] if columns <= shares.COLUMNS else []
+        )
+        if plain:
+            self._dense(result, plain, x, norm, eps, scale, scratch)
+        for group in _groups([step for step in steps if step not in plain], most):
+            if columns > shares.COLUMNS or not self._stream(result, group, x, norm, eps, scale):
                 self._panels(result, group, x, norm, eps, scale, scratch)
 
     # -- kernels
 
-    def _streams(self, result: int, steps: list[Step], x: Any, norm: Any, eps: float, scale: Any, scratch: Any) -> None:
-        """A launch a format; what does not fit a block's shared memory goes as panels."""
-        left: list[Step] = []
-        for own in _by_format(steps):
-            if not self._stream(result, own, x, norm, eps, scale):
-                left += own
-        if left:
-            self._panels(result, left, x, norm, eps, scale, scratch)
-
     def _stream(self, result: int, steps: list[Step], x: Any, norm: Any, eps: float, scale: Any) -> bool:
+        """One launch, for steps of one format and bf16; False where the columns do not fit a block's shared memory."""
         columns, K = x.shape
-        eights, rows = 1 + (columns > 8), steps[0][0][0]
-        segments, tiles, stage = _segments(steps, 32 if result != SWIGLU else 16)
-        fixed = _WARPS * (_STREAM_STAGES * stage + 8 * eights * _PITCH * 4)
-        cut = self._cut_stream(columns, K, tiles, fixed, rows.span, 3 if eights == 1 else 2)
-        if cut is None:
+        formats = _by_format(steps)
+        tables = [_segments(own, 8 if result == SWIGLU else 16)[:2] for own in formats]
+        sizes = [(own[0][0][0].format, tiles) for own, (_, tiles) in zip(formats, tables, strict=True)]
+        plan = shares.plan(sizes, columns, K, self._device.multiprocessors, self._device.shared_limit - 2048)
+        if plan is None:
             return False
-        resident, slices, slice_, shared = cut
-        words = self._words(result, x, norm, eps, scale, slices, slice_, stage, segments, len(steps), tiles, 0)
-        grid = max(1, min(tiles, resident // slices)), slices
-        self._launch("stream", f"stream_{NAMES[rows.format]}_{8 * eights}", grid, 256, words, shared)
+        parts, eights = max(job.parts for job in plan.jobs), 1 + (columns > 8)
+        tiles = sum(job.tiles for job in plan.jobs)
+        if parts > 1 and (tiles > _TICKETS or tiles * parts * 512 * eights > _ROOM - _OPERANDS):
+            return False
+        sums = None
+        if columns > 1:
+            sums = self._operands(x, norm, eps)
+            x = norm = None
+        jobs, segment, block, ticket = b"", 0, 0, 0
+        for job, (table, _) in zip(plan.jobs, tables, strict=True):
+            end = segment + len(table) // _SEGMENT
+            jobs += pack(
+                job.format, segment, end, job.tiles, block, job.blocks, job.slices, job.slice, int(job.whole), ticket
+            )  # fmt: skip
+            segment, block, ticket = end, block + job.slices * job.blocks, ticket + job.tiles
+        words = pack(
+            x or self.room, norm, sums, eps, columns, K, result, len(plan.jobs), scale, self.room.ptr + _OPERANDS,
+            parts, self.tickets,
+        )  # fmt: skip
+        words += jobs.ljust(shares.MAX_JOBS * _JOB, b"\0")
+        words += b"".join(table for table, _ in tables).ljust(_MAX_SEGMENTS * _SEGMENT, b"\0")
+        shared = max(job.shared for job in plan.jobs)
+        self._launch(f"stream_{8 * eights}", f"stream_{NAMES[sizes[0][0]]}", block, 32 * plan.warps, words, shared)
         return True
 
-    def _cut_stream(
-        self, columns: int, K: int, tiles: int, fixed: int, span: int, most: int
-    ) -> tuple[int, int, int, int] | None:
-        """(blocks that run at once, slices of K, columns of a slice, shared bytes of a block) of the shortest run.
-
-        A warp alone is slow, so up to ``most`` blocks share a multiprocessor at little cost to each other.
-        """
-        limit, best = self._device.shared_limit, None
-        for together in range(most, 0, -1):
-            room = (limit + 1024) // together - 2048 - fixed if together > 1 else limit - 1024 - fixed
-            resident = self._device.multiprocessors * together
-            for slice_ in range(512, K + 512, 512):
-                slice_ = min(slice_, -(-K // 128) * 128)
-                slices = -(-K // slice_)
-                if columns * (2 * slice_ + 64) > room or slices > resident:
-                    continue
-                if slices > 1 and (slices * tiles * 2048 > _ROOM or tiles > _TICKETS):
-                    continue
-                rounds = -(-tiles // max(1, resident // slices))
-                # a chunk of every warp, and what adding up a tile costs beside it
-                time = rounds * (-(-slice_ // (span * _WARPS)) + 0.7 + 0.5 * (slices > 1)) * (0.7 + 0.3 * together)
-                if best is None or time < best[0]:
-                    best = time, resident, slices, slice_, fixed + columns * (2 * slice_ + 64)
-        return best and best[1:]
+    def _operands(self, x: Any, norm: Any, eps: float) -> int:
+        """Columns made ready at the workspace's start, once for all launches; the address of their sums by 64."""
+        columns, K = x.shape
+        padded = -(-K // 128) * 128
+        if columns * padded * (2 + 4 / 64) > _OPERANDS:
+            raise InvariantError(f"{columns} columns of {K} exceed the workspace")
+        sums: int = self.room.ptr + columns * padded * 2
+        self._launch(
+            "rows", "operands", columns, min(512, padded // 4), pack(x, norm, self.room, sums, eps, K, padded), 0
+        )
+        return sums
 
     def _panels(self, result: int, steps: list[Step], x: Any, norm: Any, eps: float, scale: Any, scratch: Any) -> None:
         """A launch a format, over operands made once."""
-        columns, K = x.shape
         if any(NAMES[step[0][0].format] == "FP32" for step in steps):  # rare, and too large to stage
             self._dense(result, steps, x, norm, eps, scale, scratch)
             return
-        padded = -(-K // 128) * 128
-        if columns * padded * 2 > _OPERANDS:
-            raise InvariantError(f"{columns} columns of {K} exceed the workspace")
-        self._launch("rows", "operands", columns, 256, pack(x, norm, self.room, eps, K, padded), 0)
+        self._operands(x, norm, eps)
         for own in _by_format(steps):
             self._panel(result, own, x.shape, scale)
 
@@ -273,8 +268,22 @@ def _rows_at(matrix: CudaMatrix, begin: int, end: int) -> CudaRows:
 
 
 def _by_format(steps: list[Step]) -> list[list[Step]]:
-    formats = sorted({step[0][0].format for step in steps})
+    """Steps of one format together, bf16 last."""
+    formats = sorted({step[0][0].format for step in steps}, reverse=True)
     return [[step for step in steps if step[0][0].format == format] for format in formats]
+
+
+def _groups(steps: list[Step], most: int) -> Iterator[list[Step]]:
+    """Steps a launch can take: so many, of one format or one and bf16."""
+    group: list[Step] = []
+    for step in sorted(steps, key=lambda step: -step[0][0].format):
+        formats = {each[0][0].format for each in (*group, step)}
+        if len(group) == most or len(formats - {0}) > 1:
+            yield group
+            group = []
+        group.append(step)
+    if group:
+        yield group
 
 
 def _segments(steps: list[Step], tile_rows: int) -> tuple[bytes, int, int]:

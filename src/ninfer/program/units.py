@@ -12,8 +12,10 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 
+from ninfer import env
 from ninfer.contract import Arena, Device, Graph
 from ninfer.errors import DeviceError
+from ninfer.program.checking import Bounds, check_frame
 from ninfer.program.frame import HostBlock, InputFrame, end_of, input_fields, output_fields
 from ninfer.program.layout import PoolKind, pages
 from ninfer.program.memory import Memory, Shape
@@ -51,6 +53,8 @@ class Units:
         self._launched_ns = self._results_ns = 0
         self.masks = device.host(memory.masks.shape, "u32")
         self._table_version = -1
+        self._bounds = Bounds(memory.stored.shape[0], shape.rows, shape.context, shape.columns)
+        self._checked = env.checks()
         self.counters = dict.fromkeys(COUNTERS, 0)
         sizes = range(1, shape.rows + 1)
         with ExitStack() as graphs:
@@ -203,6 +207,8 @@ class Units:
         if (dirty or wide) and frame.table_version != version:
             frame.block.fields["blocks"][:] = self.table.tables[PoolKind.MAIN]
             frame.table_version = version
+        if self._checked:
+            check_frame(frame.block.fields, self._bounds)
         target = self._whole if wide else self._tabled if dirty else self._short
         self.device.upload(target, frame.block.bytes[: target.nbytes])
         if dirty and self.memory.model.blocks is not None:

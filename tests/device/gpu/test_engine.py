@@ -85,8 +85,22 @@ def test_long_prompts_are_prefilled_in_chunks(engines: tuple[ninfer.Engine, ninf
 
 def test_memory_comes_back(gpu: Device, engines: object) -> None:
     free = []
-    for _ in range(3):
+    for _ in range(5):
         with ninfer.Engine(ARTIFACT, device="cuda:0", kv_capacity=4096, max_context=1024, progress=False) as engine:
             engine.generate("Hi", max_tokens=2)
         free.append(gpu.memory().free)
     assert max(free) - min(free) < 64 << 20
+
+
+def test_a_full_gpu_says_what_was_needed_and_what_was_free(gpu: Device, engines: object) -> None:
+    held = gpu.arena(gpu.memory().free - (200 << 20))
+    try:
+        with pytest.raises(ninfer.OutOfDeviceMemory) as caught:
+            ninfer.Engine(ARTIFACT, device="cuda:0", max_concurrency=8, max_context=4096, progress=False)
+    finally:
+        held.close()
+    assert caught.value.free < 200 << 20
+    with ninfer.Engine(ARTIFACT, device="cuda:0", max_context=1024, progress=False) as engine:
+        memory = engine.stats().memory
+        assert {"bytes.weights", "bytes.operations", "bytes.kv", "bytes.graphs"} <= set(memory)
+        assert engine.generate("Hi", max_tokens=2).token_ids

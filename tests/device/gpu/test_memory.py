@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -111,11 +112,40 @@ CpuDevice().close()
 """
 
 
-@pytest.mark.parametrize("script", [CYCLES, FAULT], ids=["five cycles", "after a fault"])
+ENGINE_FAULT = """
+import numpy as np
+import pytest
+import ninfer
+from device import prebuilt
+from ninfer._cuda.buffers import CudaBuffer
+prebuilt.use_named()
+model, greedy = "examples/tiny/tiny.ninfer", ninfer.SamplingParams(temperature=0)
+engine = ninfer.Engine(model, device="cuda:0", max_context=512, progress=False)
+want = engine.generate("Hello!", max_tokens=8, sampling=greedy).token_ids
+device = engine._core._worker._program._units.device
+handle = engine.submit("Hello!", max_tokens=400, ignore_eos=True)
+nowhere = CudaBuffer(0x10, (8,), "u64")
+device.launch(device.function("sweep", "sweep"), 1, 256, nowhere, nowhere, 1024)
+with pytest.raises(ninfer.EngineFailed) as caught:
+    handle.result(timeout=30)
+assert isinstance(caught.value.cause, ninfer.DeviceError)
+assert not engine.available
+engine.close()
+with pytest.raises(ninfer.DeviceError, match="new process"):
+    ninfer.Engine(model, device="cuda:0", progress=False)
+with ninfer.Engine(model, device="auto", progress=False) as engine:
+    assert "cpu" in repr(engine)
+    assert len(engine.generate("Hello!", max_tokens=8, sampling=greedy).token_ids) == len(want)
+"""
+
+
+@pytest.mark.parametrize("script", [CYCLES, FAULT, ENGINE_FAULT], ids=["five cycles", "device fault", "engine fault"])
 @pytest.mark.usefixtures("gpu")
 def test_processes_of_their_own(script: str) -> None:
     """A device opens five times over without losing memory. After a kernel that read where there is nothing the device
-    closes, the next one says that CUDA needs a new process, and the host still serves."""
+    closes, every request has ended, the next device says that CUDA needs a new process, and the host still serves."""
     here = Path(__file__).parents[3]
-    done = subprocess.run([sys.executable, "-c", script], cwd=here, capture_output=True, text=True, timeout=120)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]

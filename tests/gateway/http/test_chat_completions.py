@@ -263,6 +263,7 @@ def strict(schema):
         ({"extra_body": {"top_k": 65}}, "top_k"),
         ({"extra_body": {"temperature": "hot"}}, "temperature"),
         ({"top_logprobs": 2}, "top_logprobs"),
+        ({"extra_body": {"stream": False}, "stream_options": {"include_usage": True}}, "stream_options"),
         ({"max_completion_tokens": 3}, "max_tokens"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role"),

@@ -21,6 +21,7 @@ using i64 = long long;
 
 #define KERNEL(name, Args, threads, blocks) extern "C" void name(const Args& a)
 #define DEVICE inline
+#define DEVICE_CALL inline
 #define DYNAMIC_SHARED(name) u8* name = emulator::dynamic_shared
 #define __shared__ static
 #define __restrict__
@@ -108,8 +109,13 @@ DEVICE int atomic_add(int* p, int v) {
     *p += v;
     return old;
 }
+DEVICE void release_successors() {}
 DEVICE void after_predecessors() {}
 DEVICE int here(int v) { return v; }
+DEVICE void load_fresh(float (&v)[4], const float* p) {
+    emulator::aligned(p, 16, "load_fresh from a misaligned address");
+    std::memcpy(v, p, 16);
+}
 
 DEVICE u32 bits(float v) {
     u32 r;
@@ -124,6 +130,10 @@ DEVICE float from_bits(u32 v) {
 DEVICE float shuffle_xor(float v, int mask) {
     u32 w = bits(v);
     return from_bits(emulator::exchange(&w, 1)[thread() % 32 ^ mask][0]);
+}
+DEVICE int from_lane(int v, int lane) {
+    u32 w = (u32)v;
+    return (int)emulator::exchange(&w, 1)[lane][0];
 }
 DEVICE u64 shuffle_xor(u64 v, int mask) {
     u32 w[2] = {(u32)v, (u32)(v >> 32)};
@@ -154,6 +164,7 @@ DEVICE u32 fma2(u32 a, u32 b, u32 c) {
     };
     return one(a & 0xFFFF, b & 0xFFFF, c & 0xFFFF) | one(a >> 16, b >> 16, c >> 16) << 16;
 }
+DEVICE u32 and_xor(u32 a, u32 b, u32 c) { return a & b ^ c; }
 DEVICE float from_half(u16 v) {
     int e = v >> 10 & 31, m = v & 1023;
     float f = e == 0 ? std::ldexp((float)m, -24) : e == 31 ? (m ? NAN : INFINITY) : std::ldexp((float)(m + 1024), e - 25);
@@ -185,6 +196,7 @@ DEVICE void copy4(void* dst, const void* src, int valid) {
     emulator::aligned(src, 4, "copy4 from a misaligned address");
     emulator::fibers[thread()].open.push_back({dst, src, 4, valid});
 }
+DEVICE void copy16_if(void* dst, const void* src, bool inside) { copy16(dst, inside ? src : (void*)0, inside ? 16 : 0); }
 DEVICE void copies_commit() {
     auto& f = emulator::fibers[thread()];
     f.groups.push_back(std::move(f.open));

@@ -6,6 +6,14 @@ struct alignas(16) Word4 {
     u32 x, y, z, w;
 };
 
+struct alignas(16) Float4 {
+    float x, y, z, w;
+};
+
+struct alignas(8) Float2 {
+    float x, y;
+};
+
 DEVICE float low(u32 pair) { return from_bits(pair << 16); }
 DEVICE float high(u32 pair) { return from_bits(pair & 0xFFFF0000u); }
 DEVICE float from_bf16(u16 v) { return from_bits((u32)v << 16); }

@@ -4,7 +4,15 @@
 
 enum Result { STORE_BF16, STORE_F32, ADD, SWIGLU };
 
-constexpr int MAX_SEGMENTS = 24;
+constexpr int MAX_SEGMENTS = 24, MAX_JOBS = 2;
+
+// The segments of one format, and the blocks that work on them: `slices` times `blocks` of them.
+struct Job {
+    i64 format, segment, end, tiles;
+    i64 block, blocks, slices, slice;  // K is cut into `slices` of `slice` columns
+    i64 whole;                         // blocks take whole tiles
+    i64 ticket;                        // of its first tile
+};
 
 struct Products {
     const u16* x;     // [columns, K]
@@ -17,6 +25,21 @@ struct Products {
     const float* scale;         // [columns] or null: ADD multiplies with it
     float* partial;             // sums of every slice
     int* tickets;               // one a tile; zero between launches
+    Segment segment[MAX_SEGMENTS];
+};
+
+// Where columns and results lie, and what becomes of the products of segments 2i and 2i + 1 (SWIGLU) or of every one.
+struct Stream {
+    const u16* x;       // [1, K]; or with sums, [columns, K padded to 128] in operand order
+    const u16* norm;    // [K] or null; null with sums
+    const float* sums;  // [columns, K / 64]: of x by 64; or null
+    double eps;
+    i64 columns, K, result, jobs;
+    const float* scale;  // [columns] or null: ADD multiplies with it
+    float* partial;      // [tickets][parts]: sums of parts of a tile
+    i64 parts;
+    int* tickets;        // one a tile of all jobs; zero between launches
+    Job job[MAX_JOBS];
     Segment segment[MAX_SEGMENTS];
 };
 

@@ -15,6 +15,7 @@ using i64 = long long;
 #define KERNEL(name, Args, threads, blocks) \
     extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Args a)
 #define DEVICE __device__ __forceinline__
+#define DEVICE_CALL __device__ __noinline__
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(128) u8 name[]
 
 DEVICE int thread() { return threadIdx.x; }
@@ -26,11 +27,19 @@ DEVICE int grid_x() { return gridDim.x; }
 
 DEVICE void sync() { __syncthreads(); }
 DEVICE void sync_warp() { __syncwarp(); }
-DEVICE void fence() { __threadfence(); }
+DEVICE void fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 DEVICE int atomic_add(int* p, int v) { return atomicAdd(p, v); }
 DEVICE float shuffle_xor(float v, int mask) { return __shfl_xor_sync(~0u, v, mask); }
+DEVICE int from_lane(int v, int lane) { return __shfl_sync(~0u, v, lane); }
 DEVICE u64 shuffle_xor(u64 v, int mask) { return __shfl_xor_sync(~0u, v, mask); }
 DEVICE bool any_lane(bool v) { return __any_sync(~0u, v); }
+
+// Lets the next kernel's blocks come in beside this one's; they wait for its end where they need it.
+DEVICE void release_successors() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
 
 // Waits for the kernels before this one in the stream; what comes first may overlap them, and must not touch their data.
 DEVICE void after_predecessors() {
@@ -43,6 +52,11 @@ DEVICE void after_predecessors() {
 DEVICE int here(int v) {
     asm volatile("" : "+r"(v));
     return v;
+}
+
+// Four floats, 16-byte aligned, as they are in device memory now.
+DEVICE void load_fresh(float (&v)[4], const float* p) {
+    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "l"(p) : "memory");
 }
 
 // -- numbers
@@ -83,6 +97,13 @@ DEVICE float power2(float v) {
     return r;
 }
 
+// a & b ^ c
+DEVICE u32 and_xor(u32 a, u32 b, u32 c) {
+    u32 r;
+    asm("lop3.b32 %0, %1, %2, %3, 0x6A;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+    return r;
+}
+
 // Four bytes picked from the eight of (a, b) by the nibbles of `selector`.
 DEVICE u32 bytes(u32 a, u32 b, u32 selector) { return __byte_perm(a, b, selector); }
 
@@ -93,6 +114,14 @@ DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(
 // 16 bytes, of which the first `valid` are read and the rest are zero. Both addresses are multiples of 16.
 DEVICE void copy16(void* dst, const void* src, int valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(dst)), "l"(src), "r"(valid) : "memory");
+}
+
+// 16 bytes where `inside`, else zeros. Both addresses are multiples of 16.
+DEVICE void copy16_if(void* dst, const void* src, bool inside) {
+    asm volatile(
+        "{\n\t.reg .pred out;\n\tsetp.eq.u32 out, %2, 0;\n\tcp.async.cg.shared.global [%0], [%1], 16, out;\n\t}" ::"r"(shared_address(dst)),
+        "l"(src), "r"((u32)inside)
+        : "memory");
 }
 
 // 4 bytes, or zero. Both addresses are multiples of 4.

@@ -143,13 +143,15 @@ struct Operands {
     const u16* x;
     const u16* norm;
     u8* out;  // [columns, padded] bf16
+    float* sums;  // [columns, padded / 64]: of out by 64; or null
     double eps;
     i64 K, padded;
 };
 
-// One block a column: norm1(x, norm), or x, in operand order and padded with zeros.
-KERNEL(operands, Operands, 256, 1) {
+// One block a column: norm1(x, norm), or x, in operand order and padded with zeros to a multiple of 128.
+KERNEL(operands, Operands, 512, 1) {
     __shared__ float room[32];
+    release_successors();
     after_predecessors();
     const int K = (int)a.K;
     const u16* x = a.x + (i64)block_x() * K;
@@ -165,6 +167,17 @@ KERNEL(operands, Operands, 256, 1) {
         inverse = 1.0f / sqrtf(sum_block(square, room) / K + (float)a.eps);
     }
     u8* out = a.out + (i64)block_x() * a.padded * 2;
-    for (int k = 8 * thread(); k < a.padded; k += 8 * threads())
-        *(Word4*)(out + 2 * k) = operand_order(normed8(x, a.norm, k, K, inverse));
+    for (int first = 0; first < a.padded; first += 8 * threads()) {
+        const int k = first + 8 * thread();
+        const Word4 v = normed8(x, a.norm, k, K, inverse);
+        if (k < a.padded) *(Word4*)(out + 2 * k) = operand_order(v);
+        if (a.sums) {
+            float f[8];
+            unpack8(f, v);
+            float sum = ((f[0] + f[1]) + (f[2] + f[3])) + ((f[4] + f[5]) + (f[6] + f[7]));
+#pragma unroll
+            for (int mask = 1; mask < 8; mask *= 2) sum += shuffle_xor(sum, mask);
+            if (thread() % 8 == 0 && k < a.padded) a.sums[block_x() * (a.padded / 64) + k / 64] = sum;
+        }
+    }
 }

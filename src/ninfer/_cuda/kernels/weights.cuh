@@ -132,24 +132,26 @@ template <int F> DEVICE void load_chunk(u8* stage, const Rows16 (&tile)[2], int 
 
 constexpr u32 ONE = 0x3F803F80, MINUS_ZERO = 0x80008000;
 
-// A nibble below the exponent of 128 reads 128 + code; `bias` flips the code's sign bit, `minus` takes 128 + bias away.
-template <int F> DEVICE void grouped_pairs(u32 (&p)[4], u32 w, u32 high) {
-    if constexpr (F == Q4) {
+// A code below the exponent of 128 reads 128 + code; with its sign bit flipped, `bias` = 128 + half the codes more than its
+// value. `high` holds the bits above the nibbles of a pair 16 apart; those of pair 0 move `up` bits to their place.
+template <int F> constexpr int BIAS = F == Q4 ? 136 : F == Q5 ? 144 : F == Q6 ? 160 : 0;
+
+template <int F, int up> DEVICE void biased_pairs(u32 (&p)[4], u32 w, u32 high) {
+    constexpr u32 flip = F == Q4 ? 0x43084308 : F == Q5 ? 0x43104310 : 0x43204320, mask = F == Q5 ? 0x00100010 : 0x00300030;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) p[i] = fma2(w >> 4 * i & 0x000F000F ^ 0x43084308, ONE, 0xC308C308);
-    } else if constexpr (F == Q5) {
-        const u32 y = high & 0xF | (high & 0xF0) << 12;
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            p[i] = fma2((w >> 4 * i & 0x000F000F | y << (4 - i) & 0x00100010) ^ 0x43104310, ONE, 0xC310C310);
-    } else {
-        const u32 y = high & 0xFF | (high & 0xFF00) << 8;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const u32 two = i < 3 ? y << (4 - 2 * i) : y >> 2;
-            p[i] = fma2((w >> 4 * i & 0x000F000F | two & 0x00300030) ^ 0x43204320, ONE, 0xC320C320);
-        }
+    for (int i = 0; i < 4; ++i) {
+        p[i] = and_xor(w >> 4 * i, 0x000F000F, flip);
+        const int left = up - (F == Q5 ? i : 2 * i);
+        if (F != Q4) p[i] = and_xor(left < 0 ? high >> -left : high << left, mask, p[i]);
     }
+}
+
+// `high`: the bits above the eight nibbles, one after another.
+template <int F> DEVICE void grouped_pairs(u32 (&p)[4], u32 w, u32 high) {
+    constexpr u32 minus = F == Q4 ? 0xC308C308 : F == Q5 ? 0xC310C310 : 0xC320C320;
+    biased_pairs<F, 4>(p, w, F == Q5 ? high | high << 12 : high | high << 8);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) p[i] = fma2(p[i], ONE, minus);
 }
 
 DEVICE void q8_pairs(u32 (&p)[4], u32 a, u32 b) {

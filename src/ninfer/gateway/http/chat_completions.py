@@ -144,7 +144,7 @@ FIELDS = Record(
                     fixed("include_obfuscation", "chunks are not padded", False),
                 )
             ),
-            "details of the stream",
+            "details of the stream; needs stream",
         ),
         field("max_completion_tokens", Integer(1, MAX_TOKENS), "output budget, tokens, thinking included"),
         field("max_tokens", Integer(1, MAX_TOKENS), "the same, by its older name; not together with it"),
@@ -222,6 +222,8 @@ def read(body: Mapping[str, Any], served: Served, paths: Paths) -> Call:
         raise BadRequest("max_tokens", "cannot be combined with max_completion_tokens")
     if "top_logprobs" in asked and not asked.get("logprobs"):
         raise BadRequest("top_logprobs", "needs logprobs to be true")
+    if "stream_options" in asked and not asked.get("stream"):
+        raise BadRequest("stream_options", "needs stream to be true")
     name = "max_tokens" if "max_tokens" in asked else "max_completion_tokens"
     paths.update({"prompt": "messages", "max_tokens": name, "thinking_budget": "thinking_budget"})
     max_tokens = asked.get(name)

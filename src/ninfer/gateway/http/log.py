@@ -14,7 +14,7 @@ from ninfer.results import GenerationResult
 
 @attrs.define(kw_only=True)
 class Entry:
-    """One request as it goes. seconds: from its first byte to the last of its answer. outcome: one of ``metrics.OUTCOMES``."""
+    """One request as it goes. seconds: since its first byte. outcome: one of ``metrics.OUTCOMES``."""
 
     id: str
     protocol: str

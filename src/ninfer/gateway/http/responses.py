@@ -216,7 +216,11 @@ FIELDS = Record(
         fixed("background", "answers come with the response", False),
         fixed("truncation", "what does not fit is refused", "disabled"),
         fixed("service_tier", "there is one", "auto", "default"),
-        field("stream_options", Record((fixed("include_obfuscation", "events are not padded", False),)), "none"),
+        field(
+            "stream_options",
+            Record((fixed("include_obfuscation", "events are not padded", False),)),
+            "details of the stream; needs stream",
+        ),
         neutral("user", Text(), "whom the answer is for"),
         neutral("safety_identifier", Text(), "whom the answer is for"),
         *refused("previous_response_id", "conversation", doc="nothing is stored: send the conversation"),
@@ -234,6 +238,8 @@ def read(body: Mapping[str, Any], served: Served, paths: Paths) -> Call:
     """A body as a Call. ``paths`` is filled for errors to come. Raises ApiError, InvalidRequest."""
     asked = FIELDS.read(body, "")
     check_model(asked["model"], served)
+    if "stream_options" in asked and not asked.get("stream"):
+        raise BadRequest("stream_options", "needs stream to be true")
     paths.update({"prompt": "input", "max_tokens": "max_output_tokens", "thinking_budget": "reasoning"})
     max_tokens, reasoning = asked.get("max_output_tokens"), asked.get("reasoning", {})
     thinking, budget = thinking_of(reasoning.get("effort"), max_tokens or served.max_tokens)
