@@ -7,6 +7,7 @@ and ``ToolCallEvent`` values and ends with a ``GenerationResult``. Every error i
 import logging
 from typing import TYPE_CHECKING, Any
 
+from ninfer.cache import ContextCache, MemoryMap
 from ninfer.engine import Engine
 from ninfer.errors import (
     ArtifactError,
@@ -40,7 +41,7 @@ from ninfer.errors import (
 )
 from ninfer.handle import GenerationHandle
 from ninfer.inputs import Chat, Message, TextPrompt, TokenPrompt, Tool
-from ninfer.options import EngineOptions, RequestOptions, SamplingParams, ToolChoice
+from ninfer.options import CacheOptions, EngineOptions, RequestOptions, SamplingParams, ToolChoice
 from ninfer.results import (
     ConstraintReport,
     Delta,
@@ -54,6 +55,7 @@ from ninfer.results import (
     Usage,
 )
 from ninfer.runtime.metrics import EngineStats
+from ninfer.runtime.reuse import ContextStats
 
 if TYPE_CHECKING:
     from ninfer.constraints import OutputConstraint
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "ArtifactError",
+    "CacheOptions",
     "Cancelled",
     "Chat",
     "ConstraintCombination",
@@ -70,7 +73,9 @@ __all__ = [
     "ConstraintLimit",
     "ConstraintPrefix",
     "ConstraintReport",
+    "ContextCache",
     "ContextOverflow",
+    "ContextStats",
     "ConversionError",
     "DeadlineExceeded",
     "Delta",
@@ -89,6 +94,7 @@ __all__ = [
     "InvalidRequest",
     "InvalidSchema",
     "InvariantError",
+    "MemoryMap",
     "Message",
     "NinferError",
     "OutOfDeviceMemory",

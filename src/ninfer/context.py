@@ -199,6 +199,10 @@ class PlanningSession(Protocol):
         """2..8 outcomes of ``victims(candidate)[victim]``: unchanged, each less than the one before, evicted."""
         ...
 
+    def recovery(self, owner: Handle) -> Mapping[int, tuple[RecoveryRecipe, ...]]:
+        """The ways back to each checkpoint of an owner as things are."""
+        ...
+
     def assess(self, target: Target) -> Assessment: ...
 
     def seal(self, target: Target) -> ResourcePlan:

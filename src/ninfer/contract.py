@@ -279,7 +279,12 @@ class LimitReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedRequest:
-    """What admission needs to know. ``effective_output`` is the output that fits the context, tokens."""
+    """What admission needs to know. ``effective_output`` is the output that fits the context, tokens.
+
+    boundaries, markers, rewrite: where the prompt may leave checkpoints, see PreparedPrompt. participation:
+    "read_write", or "disabled" to start from nothing and leave nothing. session, update_session: the conversation it
+    belongs to, and whether what it leaves becomes that conversation's; for the control plane alone.
+    """
 
     id: RequestId
     ticket: int
@@ -292,6 +297,9 @@ class PreparedRequest:
     boundaries: tuple[int, ...] = ()
     markers: tuple[int, ...] = ()
     rewrite: tuple[int, str] | None = None
+    participation: Literal["read_write", "disabled"] = "read_write"
+    session: str | None = None
+    update_session: bool = True
 
 
 def effective_output(prompt: int, requested: int, context: int) -> tuple[int, LimitReason]:

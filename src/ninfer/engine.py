@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import attrs
 
+from ninfer.cache import ContextCache
 from ninfer.contract import PreparedRequest, RequestId, SamplingSpec, effective_output
 from ninfer.errors import ContextOverflow, EngineClosed, InvalidRequest, Overloaded
 from ninfer.handle import GenerationHandle
@@ -26,7 +27,7 @@ from ninfer.runtime.instance import open_instance
 from ninfer.runtime.metrics import EngineStats
 from ninfer.runtime.record import RequestRecord
 from ninfer.runtime.response import Response
-from ninfer.runtime.worker import Limits
+from ninfer.runtime.units import Limits
 
 if TYPE_CHECKING:
     from ninfer.artifact import ArtifactSource
@@ -61,6 +62,8 @@ class Engine:
                     chosen.concurrent_prefill,
                     overlap=instance.overlap,
                 ),
+                instance.cache,
+                instance.costs,
                 max_outstanding=chosen.max_outstanding,
                 teardown=instance.close,
             )
@@ -78,6 +81,8 @@ class Engine:
         self._frontend = instance.frontend
         self._defaults = instance.frontend.defaults
         self._core = core
+        self.cache = ContextCache(core)
+        """What is kept of finished requests."""
         self._bandwidth = instance.bandwidth
         self._process = os.getpid()
         weakref.finalize(self, core.request_close).atexit = False
@@ -207,6 +212,9 @@ class Engine:
                     boundaries=prepared.boundaries,
                     markers=prepared.cache_markers,
                     rewrite=prepared.rewrite,
+                    participation=chosen.cache if self.options.cache.enabled else "disabled",
+                    session=chosen.session,
+                    update_session=chosen.update_session,
                 ),
                 session=self._frontend.output_session(prepared, chosen, max_tokens=output),
                 response=response,

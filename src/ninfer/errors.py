@@ -79,7 +79,7 @@ class DeadlineExceeded(NinferError):
 
 
 class Cancelled(NinferError):
-    """The request was cancelled before it produced a result the caller can use."""
+    """The request was cancelled. Raised to whoever reads its text alone; ``result()`` returns what was committed."""
 
 
 class RequestAborted(NinferError):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ninfer.errors import EngineClosed, InvalidRequest
+from ninfer.errors import Cancelled, EngineClosed, InvalidRequest
 from ninfer.results import Channel, Delta, Event, GenerationResult
 from ninfer.runtime.response import Response
 
@@ -126,14 +126,15 @@ class GenerationHandle:
     def text_deltas(self, channel: Channel = "content") -> EventStream[str]:
         """Iterate (or async iterate) the pieces of text of one channel as they come.
 
-        channel: "content" or "thinking". Ends after the last piece, or raises the request's typed error there.
+        channel: "content" or "thinking". Ends after the last piece, or raises the request's typed error there;
+        Cancelled for a request that was cancelled, because a text cut short looks like any other.
         """
         if channel not in ("content", "thinking"):
             raise InvalidRequest(f"expected 'content' or 'thinking', got {channel!r}", field="channel")
 
         def text(event: Event) -> str | None:
-            if isinstance(event, GenerationResult) and event.error is not None:
-                raise event.error
+            if isinstance(event, GenerationResult):
+                _raise_unfinished(event)
             return event.text if isinstance(event, Delta) and event.channel == channel and event.text else None
 
         return EventStream(self, text)
@@ -251,6 +252,15 @@ def _cancel_iterated(task: asyncio.Task[Any]) -> None:
     if task.cancelled() and handles is not None:
         for handle in handles:
             handle.cancel()
+
+
+def _raise_unfinished(result: GenerationResult) -> None:
+    if result.error is not None:
+        raise result.error
+    if result.finish_reason == "cancelled":
+        error = Cancelled("the request was cancelled")
+        error.partial = result
+        raise error
 
 
 def _same(event: Event) -> Event:

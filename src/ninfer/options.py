@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import attrs
 
@@ -170,6 +170,16 @@ def _sampling(_: Any, attribute: Any, value: Any) -> None:
         raise _refuse(f"expected SamplingParams, got {value!r}", attribute.name)
 
 
+def _cache(_: Any, attribute: Any, value: Any) -> None:
+    if not isinstance(value, CacheOptions):
+        raise _refuse(f"expected CacheOptions, got {value!r}", attribute.name)
+
+
+def _session(_: Any, attribute: Any, value: Any) -> None:
+    if value is not None and not (isinstance(value, str) and value):
+        raise _refuse(f"expected None or a non-empty string, got {value!r}", attribute.name)
+
+
 def _metadata(_: Any, attribute: Any, value: Any) -> None:
     if value is not None and not isinstance(value, Mapping):
         raise _refuse(f"expected a mapping, got {value!r}", attribute.name)
@@ -199,6 +209,36 @@ class SamplingParams:
 
 
 @attrs.frozen(kw_only=True)
+class CacheOptions:
+    """How much of finished requests an engine keeps, so that later ones need not read it again. docs/context-cache.md.
+    Errors: InvalidRequest naming the field.
+
+    enabled: keep anything at all; False leaves every request as if its ``cache`` were "disabled". device_state_slots:
+    recurrent states kept on the device beside those of active requests, default max_concurrency. host_state_slots:
+    recurrent states kept in host memory, default 8 where there is a host tier, else 0. host_kv_bytes:
+    host memory for keys and values, taken as it is used; default 0 on the CPU, else the smaller of 8 GiB and a tenth of
+    the machine's memory. retained_kv_tokens: device KV beyond what active requests may need, tokens; default as much
+    again (with an explicit kv_capacity: 0). max_continuations: finished requests that are kept, at least
+    max_concurrency, default max(2 x max_concurrency, max_concurrency + 4). max_shared_prefixes: prefixes kept for any
+    request, default max(max_concurrency, 7). max_long_anchors: further resume points inside one long prompt.
+    anchor_gap: tokens between such points, at least. aging_window: admissions in which an unused entry loses half its
+    worth. max_candidates: resume points examined for one request.
+    """
+
+    enabled: bool = attrs.field(default=True, validator=_boolean)
+    device_state_slots: int | None = attrs.field(default=None, validator=_integer(0, optional=True))
+    host_state_slots: int | None = attrs.field(default=None, validator=_integer(0, optional=True))
+    host_kv_bytes: int | None = attrs.field(default=None, validator=_integer(0, optional=True))
+    retained_kv_tokens: int | None = attrs.field(default=None, validator=_integer(0, optional=True))
+    max_continuations: int | None = attrs.field(default=None, validator=_integer(1, optional=True))
+    max_shared_prefixes: int | None = attrs.field(default=None, validator=_integer(0, optional=True))
+    max_long_anchors: int = attrs.field(default=2, validator=_integer(0, 16))
+    anchor_gap: int = attrs.field(default=8192, validator=_integer(64))
+    aging_window: int = attrs.field(default=32, validator=_integer(1))
+    max_candidates: int = attrs.field(default=12, validator=_integer(1))
+
+
+@attrs.frozen(kw_only=True)
 class EngineOptions:
     """Fixed when an engine starts. Errors: InvalidRequest naming the field.
 
@@ -209,6 +249,7 @@ class EngineOptions:
     another request prefills. kv_capacity: tokens of the KV pool, or "auto" (max_concurrency x max_context, at most 25 %
     of RAM, or what a GPU has free less 1 GiB). kv_dtype: how keys and values are kept: "auto" (fp32 on the CPU, bf16 on
     a GPU), "fp32" (CPU alone), "bf16", or "int8" (codes of 8 bits with an fp16 scale for every 64, about half of bf16).
+    cache: CacheOptions.
     grammar_cache_bytes: compiled constraints that are kept, bytes. phase_timings: measure the host time of constraint
     work in each result.
     progress: None (bars in a terminal or notebook), a bool, or ``callback(stage, done, total)``.
@@ -226,6 +267,7 @@ class EngineOptions:
     concurrent_prefill: bool = attrs.field(default=False, validator=_boolean)
     kv_capacity: int | str = attrs.field(default="auto", validator=_kv_capacity)
     kv_dtype: str = attrs.field(default="auto", validator=_choice("auto", "fp32", "bf16", "int8"))
+    cache: CacheOptions = attrs.field(default=CacheOptions(), validator=_cache)
     grammar_cache_bytes: int = attrs.field(default=256 << 20, validator=_integer(0))
     phase_timings: bool = attrs.field(default=False, validator=_boolean)
     progress: bool | ProgressCallback | None = attrs.field(default=None, validator=_progress)
@@ -235,14 +277,16 @@ class EngineOptions:
 class RequestOptions:
     """Chosen per request. Errors: InvalidRequest naming the field.
 
-    max_tokens: output budget, tokens; ``None`` takes the engine's default; 0 returns at once, empty.
-    sampling: SamplingParams. stop: string or strings that end the content; the matched text is not published.
-    stop_token_ids: further ids that end the request. ignore_eos: do not end at the model's own stop ids.
-    thinking_stop: let stop strings also end the thinking channel. thinking_budget: tokens of thinking before the
-    canonical close is forced, >= 0. constraint: an OutputConstraint that the content must satisfy; with one, only the
-    model's own stop ids end the answer, so stop, stop_token_ids and ignore_eos are refused. tool_choice: ToolChoice,
-    or "auto", "required", "none" or a tool's name. timeout: seconds for the whole request. logprobs: ``None``, or 0..20
-    alternatives beside each emitted token. metadata: kept with the handle, never read.
+    max_tokens: output budget, tokens; ``None`` takes the engine's default; 0 returns at once, empty. sampling:
+    SamplingParams. stop: string or strings that end the content; the matched text is not published. stop_token_ids:
+    further ids that end the request. ignore_eos: do not end at the model's own stop ids. thinking_stop: let stop
+    strings also end the thinking channel. thinking_budget: tokens of thinking before the canonical close is forced, >=
+    0. constraint: an OutputConstraint that the content must satisfy; with one, only the model's own stop ids end the
+    answer, so stop, stop_token_ids and ignore_eos are refused. tool_choice: ToolChoice, or "auto", "required", "none"
+    or a tool's name. cache: "read_write", or "disabled" to start from nothing and leave nothing. session: names the
+    conversation the request belongs to; its next request finds this one's history first, and may take it over.
+    update_session: whether this request's history becomes the session's. timeout: seconds for the whole request.
+    logprobs: ``None``, or 0..20 alternatives beside each emitted token. metadata: kept with the handle, never read.
     """
 
     max_tokens: int | None = attrs.field(default=None, validator=_integer(0, optional=True))
@@ -254,6 +298,11 @@ class RequestOptions:
     thinking_budget: int | None = attrs.field(default=None, validator=_integer(0, optional=True))
     constraint: Constraint | None = attrs.field(default=None, validator=_constraint)
     tool_choice: ToolChoice = attrs.field(default=ToolChoice(), converter=_as_choice, validator=_tool_choice)
+    cache: Literal["read_write", "disabled"] = attrs.field(
+        default="read_write", validator=_choice("read_write", "disabled")
+    )
+    session: str | None = attrs.field(default=None, validator=_session)
+    update_session: bool = attrs.field(default=True, validator=_boolean)
     timeout: float | None = attrs.field(default=None, validator=_real(0.0, math.inf, open_low=True, optional=True))
     logprobs: int | None = attrs.field(default=None, validator=_integer(0, 20, optional=True))
     metadata: Mapping[str, Any] | None = attrs.field(default=None, validator=_metadata)

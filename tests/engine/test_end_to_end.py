@@ -48,6 +48,7 @@ def expected(source: Any) -> list[tuple[int, ...]]:
 
 
 def at_baseline(engine: ninfer.Engine) -> bool:
+    engine.cache.clear()
     stats = engine.stats()
     used = stats.memory["pages.main.used"] + stats.memory["state_slots.used"]
     return stats.outstanding == stats.active == stats.waiting == used == 0

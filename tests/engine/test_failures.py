@@ -27,9 +27,7 @@ def run_into(w, call, when):
         w.submit(ends_at(2), max_tokens=9),
         w.submit(endless(), max_tokens=9),
     ]
-    for i in range(60):
-        if call == "discard" and i == 4:
-            handles[0].cancel()
+    for _ in range(60):
         w.step()
     assert w.program.faults.fired
     return handles
@@ -38,7 +36,8 @@ def run_into(w, call, when):
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("call", CALLS)
 def test_a_fault_in_program_fails_the_engine_and_ends_every_request(world, call, when):
-    w = world(threaded=False, program={"polls": 1})
+    cache = ninfer.CacheOptions(enabled=call == "finish")
+    w = world(threaded=False, program={"polls": 1, "pages": 64}, cache=cache)
     handles = run_into(w, call, when)
     assert not w.engine.available
     for handle in handles:
@@ -63,7 +62,7 @@ def test_a_fault_in_program_fails_the_engine_and_ends_every_request(world, call,
 
 @pytest.mark.parametrize("call", CALLS)
 def test_when_cleaning_up_fails_too_every_request_still_ends(world, call):
-    w = world(threaded=False)
+    w = world(threaded=False, program={"pages": 64}, cache=ninfer.CacheOptions(enabled=call == "finish"))
     w.program.faults.after_failure = Broken("everything is broken now")
     handles = run_into(w, call, "after")
     assert all(h.done for h in handles)
@@ -88,7 +87,7 @@ def test_clean_up_goes_from_the_transaction_to_the_rows(world):
     assert dict(w.program.audit()) == w.baseline
 
 
-@pytest.mark.parametrize("call", ["isolated_root_fits", "plan_root"])
+@pytest.mark.parametrize("call", ["isolated_root_fits", "open_session"])
 def test_a_planning_fault_ends_one_request(world, call):
     w = world(threaded=False)
     first = w.submit(endless(), max_tokens=9)
@@ -113,7 +112,7 @@ def test_a_third_planning_fault_in_a_row_fails_the_engine(world):
     w = world(threaded=False)
     handles = []
     for _ in range(3):
-        w.program.faults.arm("plan_root", Broken())
+        w.program.faults.arm("open_session", Broken())
         handles.append(w.submit(endless(), max_tokens=9))
         w.step()
     kinds = [type(h._final().error) for h in handles]
@@ -124,7 +123,7 @@ def test_a_third_planning_fault_in_a_row_fails_the_engine(world):
 def test_a_refusal_while_planning_is_the_requests_own(world):
     w = world(threaded=False)
     for _ in range(5):
-        w.program.faults.arm("plan_root", ninfer.InvalidRequest("cannot be represented", field="prompt"))
+        w.program.faults.arm("open_session", ninfer.InvalidRequest("cannot be represented", field="prompt"))
         handle = w.submit(endless(), max_tokens=9)
         w.step()
         with pytest.raises(ninfer.InvalidRequest, match="represented"):
@@ -156,7 +155,7 @@ def test_a_fault_in_a_session_spares_the_engine(world, call):
 def test_planning_faults_are_counted_from_the_last_admission(world):
     w = world(threaded=False)
     for _ in range(4):
-        w.program.faults.arm("plan_root", Broken())
+        w.program.faults.arm("open_session", Broken())
         w.submit(endless(), max_tokens=2)
         w.step()
         w.program.faults.fired.clear()
@@ -168,7 +167,7 @@ def test_planning_faults_are_counted_from_the_last_admission(world):
 
 def test_the_requests_behind_a_planning_fault_need_no_wake(world):
     w = world(threaded=False)
-    w.program.faults.arm("plan_root", Broken())
+    w.program.faults.arm("open_session", Broken())
     first, second = w.submit(endless(), max_tokens=2), w.submit(endless(), max_tokens=2)
     assert w.step(), "there is more to do"
     assert first.done
@@ -213,8 +212,9 @@ def test_a_batch_with_other_rows_is_a_bug_that_fails_the_engine(world):
 
 def test_an_idle_engine_without_room_says_so_instead_of_waiting(world):
     w = world(threaded=False)
-    w.program.plan_root = lambda request, lane: (ninfer.contract.Shortage("pages", 1),)
+    w.program.isolated_root_fits = lambda request: None
     handle = w.submit(endless(), max_tokens=12)
+    w.program.pages = 1
     w.step()
     with pytest.raises(ninfer.EngineFailed, match="no room"):
         handle.result(timeout=0)

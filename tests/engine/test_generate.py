@@ -54,8 +54,13 @@ def test_default_max_tokens_is_the_engines(world):
 def test_sampling_falls_back_to_the_artifacts_defaults(world):
     w = world()
     seen = {}
-    plan = w.program.plan_root
-    w.program.plan_root = lambda request, lane: seen.setdefault("sampling", request.sampling) and plan(request, lane)
+    plan = w.program.open_session
+
+    def watched(request, *rest):
+        seen["sampling"] = request.sampling
+        return plan(request, *rest)
+
+    w.program.open_session = watched
     sampling = ninfer.SamplingParams(temperature=0.0, seed=11)
     result = w.engine.generate(ends_at(1), sampling=sampling, logprobs=3)
     spec = seen["sampling"]

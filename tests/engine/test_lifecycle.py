@@ -13,6 +13,8 @@ from fakes.prompts import endless, ends_at
 
 import ninfer
 import ninfer.engine
+from ninfer.runtime.costs import GENERIC
+from ninfer.runtime.settings import resolve
 
 
 def test_closing_ends_running_and_waiting_requests(world):
@@ -148,7 +150,8 @@ def test_after_a_failed_construction_everything_is_closed(world, monkeypatch):
         ninfer.engine,
         "open_instance",
         lambda artifact, options: ninfer.runtime.instance.Instance(
-            w.frontend, w.program, "m", "d", 64, 8, False, lambda: closed.append(1), lambda: 1e9
+            w.frontend, w.program, "m", "d", 64, 8, False, resolve(ninfer.CacheOptions(), 1, "cpu"), GENERIC,
+            lambda: closed.append(1), lambda: 1e9
         ),
     )
 

@@ -174,7 +174,7 @@ class EngineMachine(RuleBasedStateMachine):
     def session_fault(self, call):
         self._arm(call, "before")
 
-    @rule(call=st.sampled_from(["plan_root", "isolated_root_fits"]))
+    @rule(call=st.sampled_from(["open_session", "isolated_root_fits"]))
     def planning_fault(self, call):
         self._arm(call, "before")
 

@@ -91,6 +91,7 @@ with ninfer.Engine(synthetic_source("tiny", "q8"), max_context=64, max_concurren
         engine.generate(["hi"] * 8, max_tokens=2)
         while engine.stats().outstanding:
             threading.Event().wait(0.005)
+        engine.cache.clear()
         gc.collect()
         descriptors = len(os.listdir("/proc/self/fd"))
         return psutil.Process().memory_info().rss, descriptors, threading.active_count(), len(gc.get_objects())

@@ -30,9 +30,9 @@ def test_a_refused_head_tries_again_only_when_something_changed(world):
     w.submit(endless(30), max_tokens=20)
     second = w.submit(endless(30), max_tokens=20)
     w.step(12)
-    plans = w.program.calls.count("plan_root")
+    plans = w.program.calls.count("open_session")
     w.step(6)
-    assert w.program.calls.count("plan_root") == plans == 2, "one success, one refusal"
+    assert w.program.calls.count("open_session") == plans == 2, "one success, one refusal"
     w.drain()
     assert second.result(timeout=0).finish_reason == "length"
 

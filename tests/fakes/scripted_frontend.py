@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from fakes.scripted_program import CALL, EOS, Faults
 
-from ninfer.contract import PrefixIdentity, PromptDigest
 from ninfer.errors import InvalidRequest, InvariantError
 from ninfer.frontend import PreparedPrompt, Preview
+from ninfer.identity import PrefixIdentity, digest_chain
 from ninfer.inputs import Chat, TextPrompt, TokenPrompt
 from ninfer.options import RequestOptions, SamplingParams
 from ninfer.results import Delta, TokenLogprob, ToolCall, ToolCallEvent
@@ -175,7 +175,7 @@ class ScriptedFrontend:
         return PreparedPrompt(
             tokens=tokens,
             identity=identity,
-            digest=PromptDigest(()),
+            digest=digest_chain(identity),
             start_channel="thinking" if thinking else "content",
             chat=chat,
             prepare_seconds=0.25,

@@ -6,33 +6,47 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from ninfer.contract import (
+from fakes.scripted_context import Kept, KeptSession, Owner, carry_out
+
+from ninfer.context import (
     AdoptionTicket,
-    HandleTable,
+    Candidate,
+    CaptureOffer,
+    CaptureSkip,
+    CheckpointKind,
+    CheckpointRef,
     Infeasible,
+    OwnerSummary,
+    PrefillWork,
+    ResourcePlan,
+    ResourceResult,
+    Shortage,
+    StartStatus,
+    Target,
+    TerminalResult,
+    TransactionKind,
+    TransactionStatus,
+)  # fmt: skip
+from ninfer.contract import (
+    Handle,
+    HandleTable,
     MaskProvider,
     PendingBatch,
     PreparedRequest,
     ProducedRow,
-    ResourcePlan,
-    ResourceResult,
     RowDecision,
     RowStatus,
     SequenceHandle,
-    Shortage,
-    StartStatus,
-    TerminalResult,
     TokenScore,
-    TransactionKind,
-    TransactionStatus,
     UnitLicense,
-)
+)  # fmt: skip
 from ninfer.errors import InvariantError
 
 EOS = 0
+_NOTHING = Candidate(None, 0, False, PrefillWork())
 CALL = 7
 """A content token that stands for a whole tool call."""
 
@@ -83,10 +97,27 @@ class Sequence_:
     output: list[int] = field(default_factory=list)
     executed: int = 0
     phase: str = "prefill"
+    points: dict[int, tuple[int, CheckpointKind]] = field(default_factory=dict)
+    """Checkpoints of its own, id -> (frontier, kind)."""
+
+    @property
+    def ledger(self) -> tuple[int, ...]:
+        """Executed tokens. The last output token is not."""
+        return (*self.request.identity.tokens.tolist(), *self.output[:-1])[: max(self.executed, 0)]
 
     @property
     def left(self) -> int:
         return self.request.effective_output - len(self.output)
+
+
+@dataclass
+class Open:
+    """A started transaction."""
+
+    plan: ResourcePlan
+    session: KeptSession
+    polls: int
+    failing: bool
 
 
 class ScriptedProgram:
@@ -111,9 +142,12 @@ class ScriptedProgram:
         self.resource_revision = 0
         self.closed = 0
         self._sequences: HandleTable[Sequence_] = HandleTable("sequence")
-        self._plans: dict[int, PreparedRequest] = {}
+        self.kept = Kept(page)
+        self.fail_copies = 0
+        """Started transactions whose copies will not happen."""
+        self._plans: dict[int, KeptSession] = {}
         self._next_plan = 1
-        self._open: tuple[ResourcePlan, PreparedRequest, int] | None = None
+        self._open: Open | None = None
         self._pending: tuple[PendingBatch, tuple[Sequence_, ...]] | None = None
         self._thread: int | None = None
 
@@ -148,7 +182,12 @@ class ScriptedProgram:
     @property
     def free_pages(self) -> int:
         held = sum(s.reserved for _, s in self._sequences.live())
-        return self.pages - held - (self._need(self._open[1]) if self._open else 0)
+        opened = self._open.session.need if self._open else 0
+        return self.pages - held - opened - self.kept.pages()
+
+    @property
+    def unsettled(self) -> bool:
+        return False
 
     # planning
 
@@ -157,20 +196,57 @@ class ScriptedProgram:
         missing = self._need(request) - self.pages
         return Infeasible((Shortage("pages", missing),)) if missing > 0 else None
 
-    def plan_root(self, request: PreparedRequest, lane: int) -> ResourcePlan | tuple[Shortage, ...]:
-        self._enter("plan_root")
+    def summary(self, owner: Handle) -> OwnerSummary:
+        return self.kept.summary(owner, self.resource_revision)
+
+    def inspect(self, ref: CheckpointRef | None, request: PreparedRequest, consume: bool) -> Candidate | None:
+        self._enter("inspect")
+        return self.kept.inspect(ref, request, consume)
+
+    def open_session(
+        self, request: PreparedRequest, lane: int, candidates: Sequence[Candidate], victims: Sequence[Handle]
+    ) -> KeptSession:
+        self._enter("open_session")
         self._rule(0 <= lane < self.lanes, f"lane {lane}")
         self._rule(all(s.lane != lane for _, s in self._sequences.live()), f"lane {lane} is taken")
+        self._rule(candidates[-1].ref is None, "the root is the last candidate")
+        session = self._session(TransactionKind.MATERIALIZE, lane, list(candidates), victims, self._need(request))
+        session.request, session.plan = request, replace(session.plan, request=request.id)
+        return session
+
+    def open_capture(
+        self, sequence: SequenceHandle, offer: CaptureOffer, victims: Sequence[Handle]
+    ) -> KeptSession | CaptureSkip:
+        self._enter("open_capture")
+        s = self._get(sequence)
+        self._rule(all(q in s.points for q in offer.replace), f"{offer.replace} are not the row's")
+        if s.executed != offer.frontier or s.output:
+            return CaptureSkip.NOT_STABLE
+        pages = -(-offer.frontier // self.page) if offer.shared else 0
+        session = self._session(TransactionKind.CAPTURE, None, [_NOTHING], victims, pages)
+        session.sequence, session.offer = sequence, offer
+        return session
+
+    def _session(self, kind, lane, candidates, victims, need) -> KeptSession:
         self._rule(self._open is None, "planning while a transaction is open")
-        need = self._need(request)
-        if need > self.free_pages:
-            return (Shortage("pages", need - self.free_pages),)
-        plan = ResourcePlan(
-            self._next_plan, self.resource_revision, TransactionKind.MATERIALIZE, request.id, lane, (need,)
-        )
+        self._rule(set(victims) <= set(self.kept.owners), "a victim that is not kept")
+        plan = ResourcePlan(self._next_plan, self.resource_revision, kind, None, lane, Target(0, ()), {})
         self._next_plan += 1
-        self._plans[plan.id] = request
-        return plan
+        session = KeptSession(
+            self.kept, candidates, tuple(victims), self.free_pages, need, self.resource_revision, plan, self.faults
+        )
+        self._plans[plan.id] = session
+        return session
+
+    def prove_backfill(
+        self, head: PreparedRequest, donors: Collection[SequenceHandle], extra: PreparedRequest | None
+    ) -> bool:
+        self._enter("prove_backfill")
+        others = sum(s.reserved for handle, s in self._sequences.live() if handle not in donors)
+        return others + (self._need(extra) if extra else 0) + self._need(head) <= self.pages
+
+    def audit_digest(self) -> int:
+        return hash((tuple(sorted(self.audit().items())), self.resource_revision, len(self.kept.owners)))
 
     # resource transactions
 
@@ -179,12 +255,14 @@ class ScriptedProgram:
         self._rule(self._open is None, "start while a transaction is open")
         self._rule(plan.id in self._plans, "a plan was started twice")
         self._rule((ticket.transaction, ticket.lane) == (plan.id, plan.lane), "a ticket for another plan")
-        request = self._plans.pop(plan.id)
+        self._rule(ticket.claimed == plan.manifest, "a ticket with other claims")
+        session = self._plans.pop(plan.id)
         if self.stale_starts:
             self.stale_starts -= 1
             return StartStatus.STALE
         self._rule(plan.revision == self.resource_revision, "the runtime started a stale plan")
-        self._open = (plan, request, self.polls)
+        self._open = Open(plan, session, self.polls, failing=self.fail_copies > 0)
+        self.fail_copies = max(0, self.fail_copies - 1)
         self.faults.check("start", "after")
         return StartStatus.STARTED
 
@@ -192,54 +270,101 @@ class ScriptedProgram:
         self._enter("poll", pending=self._pending is not None)
         if self._open is None:
             return TransactionStatus.IDLE
-        plan, request, polls = self._open
-        self._open = (plan, request, polls - 1)
+        self._open.polls -= 1
         self.faults.check("poll", "after")
-        return TransactionStatus.RUNNING if polls > 0 else TransactionStatus.READY
+        if self._open.polls >= 0:
+            return TransactionStatus.RUNNING
+        if self._open.failing:
+            return TransactionStatus.FAILED
+        return TransactionStatus.READY
 
     def commit_transaction(self) -> ResourceResult:
         self._enter("commit_transaction")
-        self._rule(self._open is not None and self._open[2] <= 0, "commit before the transaction is ready")
+        self._rule(self._open is not None and self._open.polls < 0, "commit before the transaction is ready")
         assert self._open is not None
-        plan, request, _ = self._open
+        plan, session = self._open.plan, self._open.session
         self._open = None
-        assert plan.lane is not None
-        sequence = self._sequences.insert(Sequence_(request, plan.lane, self._need(request)))
         self.resource_revision += 1
+        owners = carry_out(self.kept, plan.manifest, self.resource_revision)
+        head = (plan.id, plan.kind, True, self.resource_revision)
+        if plan.kind is TransactionKind.CAPTURE:
+            result = self._captured(head, owners, session)
+        else:
+            result = self._materialized(head, owners, session, session.candidates[plan.target.candidate], plan.lane)
         self.faults.check("commit_transaction", "after")
-        return ResourceResult(plan.id, plan.kind, True, sequence, 0, self.resource_revision)
+        return result
+
+    def _materialized(self, head, owners, session, source: Candidate, lane) -> ResourceResult:
+        request, reused = session.request, source.reused_tokens
+        row = Sequence_(request, lane, self._need(request), executed=reused)
+        if source.ref is not None and source.consume:
+            taken = self.kept.owners.pop(source.ref.owner)
+            row.points = {q: point for q, point in taken.points.items() if point[0] < reused}
+        how = "none" if source.ref is None else "consumed" if source.consume else "kept"
+        return ResourceResult(*head, self._sequences.insert(row), reused, how, owners)  # type: ignore[arg-type]
+
+    def _captured(self, head, owners, session) -> ResourceResult:
+        offer, row = session.offer, self._get(session.sequence)
+        published = number = None
+        if offer.shared:
+            kind = CheckpointKind.SHARED_STABLE_PREFIX
+            handle = self.kept.insert("shared", Owner(row.ledger[: offer.frontier], {0: (offer.frontier, kind)}))
+            published = self.summary(handle)
+        if offer.private is not None:
+            row.points = {q: point for q, point in row.points.items() if q not in offer.replace}
+            number = max(row.points, default=-1) + 1
+            row.points[number] = (offer.frontier, offer.private)
+        return ResourceResult(*head, owners=owners, published=published, captured=number)
 
     def abort_transaction(self) -> ResourceResult:
         self._enter("abort_transaction", pending=self._pending is not None)
         self._rule(self._open is not None, "abort without a transaction")
         assert self._open is not None
-        plan, self._open = self._open[0], None
+        plan, self._open = self._open.plan, None
+        self.resource_revision += 1
+        owners = carry_out(self.kept, plan.manifest, self.resource_revision)
         self.faults.check("abort_transaction", "after")
-        return ResourceResult(plan.id, plan.kind, False, None, 0, self.resource_revision)
+        return ResourceResult(plan.id, plan.kind, False, self.resource_revision, owners=owners)
 
-    def finish(self, sequence: SequenceHandle) -> TerminalResult:
+    def finish(self, sequence: SequenceHandle, *, endpoint: bool = True) -> TerminalResult:
         self._enter("finish")
-        self._rule(self._get(sequence).phase == "ended", "finish of a sequence that has not ended")
-        return self._release(sequence, "finish")
+        s = self._get(sequence)
+        self._rule(not endpoint or s.phase == "ended", "finish of a sequence that has not ended")
+        tokens, points = s.ledger, dict(s.points)
+        if endpoint:
+            points[max(points, default=-1) + 1] = (len(tokens), CheckpointKind.SESSION_ENDPOINT)
+        self._release(sequence)
+        summary = None
+        if points:
+            summary = self.summary(self.kept.insert("continuation", Owner(tokens, points)))
+        self.faults.check("finish", "after")
+        return TerminalResult(summary, self.resource_revision)
 
     def discard(self, sequence: SequenceHandle) -> TerminalResult:
         self._enter("discard")
-        return self._release(sequence, "discard")
+        self._release(sequence)
+        self.faults.check("discard", "after")
+        return TerminalResult(None, self.resource_revision)
 
-    def _release(self, handle: SequenceHandle, call: str) -> TerminalResult:
+    def release_inactive(self, owner: Handle) -> int:
+        self._enter("release_inactive")
+        self._rule(self._open is None, "release while a transaction is open")
+        del self.kept.owners[owner]
+        self.resource_revision += 1
+        return self.resource_revision
+
+    def _release(self, handle: SequenceHandle) -> None:
         self._rule(self._open is None, "release while a transaction is open")
         self._get(handle)
         self._sequences.remove(handle)
         self.resource_revision += 1
-        self.faults.check(call, "after")
-        return TerminalResult(None, self.resource_revision)
 
     # model units
 
     def prefill_remaining(self, sequence: SequenceHandle) -> int:
         self.calls.append("prefill_remaining")
         s = self._get(sequence)
-        return len(s.request.identity.tokens) - min(s.executed, len(s.request.identity.tokens))
+        return max(0, len(s.request.identity.tokens) - s.executed)
 
     def prefill(self, sequence: SequenceHandle, chunk: int) -> None:
         self._enter("prefill")
@@ -247,6 +372,7 @@ class ScriptedProgram:
         self._rule(s.phase == "prefill" and chunk > 0, f"prefill of a {s.phase} sequence")
         left = len(s.request.identity.tokens) - s.executed
         self._rule(left > 0, "prefill without prompt left")
+        self._rule(self._open is None or self._open.session.sequence != sequence, "prefill of a row under capture")
         s.executed += min(left, chunk)
         self.units.append(("prefill", (s.lane,)))
         self.on_unit("prefill")
@@ -335,6 +461,7 @@ class ScriptedProgram:
                 self._rule(d.terminal or d.accepted == produced, f"a row that goes on must accept all: {d}")
                 self._rule(all(0 < b <= d.accepted for b in d.boundaries), f"boundaries {d.boundaries}")
                 s.output += row.tokens[: d.accepted]
+                s.executed = len(s.request.identity.tokens) + len(s.output) - 1
                 s.phase = "decode"
             if d.terminal:
                 s.phase = "ended"
@@ -363,6 +490,7 @@ class ScriptedProgram:
         return {
             "lanes": len(live),
             "pages": self.pages - sum(s.reserved for s in live),
+            "kept": len(self.kept.owners),
             "open": int(self._open is not None),
             "pending": int(self._pending is not None),
         }

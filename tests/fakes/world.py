@@ -13,7 +13,9 @@ from fakes.scripted_program import ScriptedProgram
 import ninfer
 import ninfer.engine
 from ninfer.runtime.core import EngineCore
+from ninfer.runtime.costs import GENERIC
 from ninfer.runtime.instance import Instance
+from ninfer.runtime.settings import resolve
 
 
 class Clock:
@@ -28,7 +30,7 @@ class Clock:
 
 class World:
     """``program`` options are ScriptedProgram's; the others EngineOptions. ``drafts`` switches both sides. overlap: as
-    over a device that works beside the host."""
+    over a device that works beside the host. Nothing is kept of finished requests unless ``cache`` says so."""
 
     def __init__(
         self,
@@ -41,16 +43,18 @@ class World:
         **options: Any,
     ) -> None:
         options.setdefault("max_concurrency", 2)
+        options.setdefault("cache", ninfer.CacheOptions(enabled=False))
         self.program = ScriptedProgram(options["max_concurrency"], **(program or {}))
         self.frontend = ScriptedFrontend(self.program.faults)
         self.clock = Clock()
+        self.threaded = threaded
         self.kept: list[ninfer.GenerationHandle] = []
         world, drafts = self, self.program.drafts
 
         class Core(EngineCore):
-            def __init__(self, program: Any, limits: Any, **rest: Any) -> None:
+            def __init__(self, program: Any, limits: Any, *parts: Any, **rest: Any) -> None:
                 clock = {} if threaded else {"clock": world.clock}
-                super().__init__(program, dataclasses.replace(limits, drafts=drafts), **rest, **clock)
+                super().__init__(program, dataclasses.replace(limits, drafts=drafts), *parts, **rest, **clock)
 
             def start(self) -> None:
                 if threaded:
@@ -60,7 +64,8 @@ class World:
             p = self.program
             return Instance(
                 self.frontend,  # type: ignore[arg-type]
-                p, "scripted", "nothing", p.context, prefill_chunk, overlap, p.close, lambda: 1e9,
+                p, "scripted", "nothing", p.context, prefill_chunk, overlap,
+                resolve(options.cache, options.max_concurrency, "cpu"), GENERIC, p.close, lambda: 1e9,
             )  # fmt: skip
 
         patch.setattr(ninfer.engine, "EngineCore", Core)
@@ -110,4 +115,12 @@ class World:
             handle.close()
         assert self.engine.stats().outstanding == 0
         assert self.engine.stats().active == self.engine.stats().waiting == 0
+        self.clear_cache()
         assert dict(self.program.audit()) == self.baseline
+
+    def clear_cache(self) -> int:
+        """Drop what is kept of finished requests."""
+        answer = self.engine._core.ask(lambda worker: worker.release_all())
+        if not self.threaded:
+            self.step()
+        return answer.result(timeout=60)

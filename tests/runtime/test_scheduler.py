@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ninfer.runtime.record import RequestState
-from ninfer.runtime.scheduler import AdmissionEpoch, Scheduler, Unit
+from ninfer.runtime.scheduler import AdmissionEpoch, Attempt, Scheduler, Unit
 
-PREFILL, DECODE, CONTROL, ENDING = (
+PREFILL, CAPTURE, DECODE, CONTROL, ENDING = (
     RequestState.PREFILL,
+    RequestState.CAPTURE,
     RequestState.DECODE_READY,
     RequestState.CONTROL_READY,
     RequestState.TERMINAL_PENDING,
@@ -31,7 +33,7 @@ def rows(*states):
 
 def test_nothing_runs_without_rows():
     assert Scheduler().choose([]) is None
-    assert Scheduler().choose(rows(ENDING)) is None
+    assert Scheduler().choose(rows(ENDING, CAPTURE)) is None
 
 
 def test_prefill_and_decode_alternate():
@@ -73,19 +75,57 @@ def test_the_head_alone_may_try():
     assert scheduler.next_attempt(EPOCH, []) is None
     scheduler.enqueue(1)
     scheduler.enqueue(2)
-    assert scheduler.next_attempt(EPOCH, []) == 1
+    assert scheduler.next_attempt(EPOCH, []) == Attempt(1)
     scheduler.withdraw(1)
-    assert scheduler.next_attempt(EPOCH, []) == 2
+    assert scheduler.next_attempt(EPOCH, []) == Attempt(2)
 
 
 def test_a_refused_head_waits_for_any_part_of_the_epoch_to_move():
     scheduler = Scheduler()
     scheduler.enqueue(1)
-    scheduler.on_refused(1, EPOCH)
+    assert scheduler.next_attempt(EPOCH, []) == Attempt(1)
+    scheduler.on_refused(1)
     assert scheduler.next_attempt(EPOCH, []) is None
     for name in ("queue", "lanes", "prefill", "transactions", "revision"):
         moved = AdmissionEpoch(**{f: int(f == name) for f in AdmissionEpoch.__slots__})
-        assert scheduler.next_attempt(moved, []) == 1
+        assert scheduler.next_attempt(moved, []) == Attempt(1)
+        scheduler.on_refused(1)
+
+
+def test_past_a_protected_head_the_others_try_in_order_and_the_head_again_first():
+    scheduler = Scheduler()
+    for request in (1, 2, 3):
+        scheduler.enqueue(request)
+    assert scheduler.next_attempt(EPOCH, []) == Attempt(1)
+    scheduler.on_refused(1)
+    assert scheduler.next_attempt(EPOCH, []) is None, "without protection nobody passes the head"
+    scheduler.protect(1, [7, 8])
+    assert scheduler.next_attempt(EPOCH, []) == Attempt(2, scheduler.protected)
+    scheduler.on_refused(2)
+    assert scheduler.next_attempt(EPOCH, []) == Attempt(3, scheduler.protected)
+    scheduler.on_refused(3)
+    assert scheduler.next_attempt(EPOCH, []) is None
+    moved = dataclasses.replace(EPOCH, revision=1)
+    assert scheduler.next_attempt(moved, []) == Attempt(1)
+    scheduler.on_refused(1)
+    assert scheduler.next_attempt(moved, []) == Attempt(2, scheduler.protected)
+
+
+def test_donors_only_shrink_and_protection_ends_with_them_or_with_the_head():
+    scheduler = Scheduler()
+    scheduler.enqueue(1)
+    scheduler.enqueue(2)
+    scheduler.protect(1, [7, 8])
+    scheduler.on_ended(7)
+    scheduler.on_ended(99)
+    assert scheduler.protected.donors == {8}
+    scheduler.withdraw(2)
+    assert scheduler.protected is not None
+    scheduler.on_ended(8)
+    assert scheduler.protected is None
+    scheduler.protect(1, [9])
+    scheduler.withdraw(1)
+    assert scheduler.protected is None, "a head's protection is not inherited"
 
 
 def test_every_change_of_the_queue_moves_the_epoch():
@@ -103,11 +143,12 @@ def test_the_gate():
         scheduler = Scheduler(concurrent_prefill=concurrent)
         scheduler.enqueue(1)
         scheduler.enqueue(2)
-        assert scheduler.next_attempt(EPOCH, rows(PREFILL)) == (1 if concurrent else None)
+        assert scheduler.next_attempt(EPOCH, rows(CAPTURE)) == (Attempt(1) if concurrent else None)
+        assert scheduler.next_attempt(EPOCH, rows(PREFILL)) == (Attempt(1) if concurrent else None)
         scheduler.on_started(1)
         assert scheduler.next_attempt(EPOCH, rows(DECODE)) is None, "a decode round must come first"
         scheduler.choose(rows(DECODE))
-        assert scheduler.next_attempt(EPOCH, rows(DECODE)) == 2
+        assert scheduler.next_attempt(EPOCH, rows(DECODE)) == Attempt(2)
 
 
 def test_prefill_units_are_checkpoints_only_when_concurrent():

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
+import numpy.typing as npt
 
 from ninfer.context import (
     Assessment,
@@ -33,6 +34,9 @@ from ninfer.program.layout import PoolKind, pages
 from ninfer.program.licensing import checkpoint_tokens
 from ninfer.program.projection import Axis, Index, Moves, Stance
 from ninfer.program.store import Store
+
+Flags = npt.NDArray[np.bool_]
+"""One flag for each object of an axis."""
 
 _ids = count(1)
 
@@ -78,6 +82,11 @@ class Session:
 
     def ladder(self, candidate: int, victim: int) -> tuple[OwnerLevel, ...]:
         return self._levels(self._victims[candidate][victim])
+
+    def recovery(self, owner: Handle) -> Mapping[int, tuple[RecoveryRecipe, ...]]:
+        pools, states = self._places()
+        absent = {kind: ~axis.device for kind, axis in pools.items()}
+        return self._ways(owner, frozenset(self._store.histories.get(owner).checkpoints), absent, ~states.device)
 
     def assess(self, target: Target) -> Assessment:
         incoming = self._incoming[target.candidate]
@@ -201,7 +210,6 @@ class Session:
     ) -> dict[CheckpointRef, tuple[RecoveryRecipe, ...]]:
         """Ways back to the checkpoints of degraded victims: the deepest surviving one of the same history that is not
         beyond it and the gap, and from nothing."""
-        store = self._store
         recipes: dict[CheckpointRef, tuple[RecoveryRecipe, ...]] = {}
         degraded = [(v, n) for v, n in zip(self._victims[target.candidate], target.levels) if n]
         if not degraded:
@@ -210,23 +218,30 @@ class Session:
         absent = {kind: _gone(axis, by_pool[kind]) for kind, axis in pools.items()}
         off = _gone(states, images)
         for owner, number in degraded:
-            history, kept = store.histories.get(owner), self._levels(owner)[number].kept
-            before = self._stance(owner, 0)[0]
-            away = {k: np.cumsum([0, *absent[k][before[k].required]]) for k in pools}
-            survivors = sorted((history.checkpoints[i].frontier, i) for i in kept)
-            for i, checkpoint in history.checkpoints.items():
-                ways = []
-                below = [(f, j) for f, j in survivors if f <= checkpoint.frontier]
-                if below:
-                    frontier, j = below[-1]
-                    counts = {kind: int(away[kind][pages(checkpoint_tokens(kind, frontier))]) for kind in pools}
-                    state = int(off[history.checkpoints[j].image.index])
-                    ways.append(
-                        RecoveryRecipe(store.transfer("h2d", counts, state), store.span(frontier, checkpoint.frontier))
-                    )
-                ways.append(RecoveryRecipe((), store.span(0, checkpoint.frontier)))
-                recipes[CheckpointRef(owner, i)] = tuple(ways)
+            ways = self._ways(owner, self._levels(owner)[number].kept, absent, off)
+            recipes.update({CheckpointRef(owner, i): found for i, found in ways.items()})
         return recipes
+
+    def _ways(
+        self, owner: Handle, kept: frozenset[int], absent: Mapping[PoolKind, Flags], off: Flags
+    ) -> dict[int, tuple[RecoveryRecipe, ...]]:
+        store, history, before = self._store, self._store.histories.get(owner), self._stance(owner, 0)[0]
+        away = {k: np.cumsum([0, *absent[k][before[k].required]]) for k in store.kv}
+        survivors = sorted((history.checkpoints[i].frontier, i) for i in kept)
+        found = {}
+        for i, checkpoint in history.checkpoints.items():
+            ways = []
+            below = [(f, j) for f, j in survivors if f <= checkpoint.frontier]
+            if below:
+                frontier, j = below[-1]
+                counts = {kind: int(away[kind][pages(checkpoint_tokens(kind, frontier))]) for kind in store.kv}
+                state = int(off[history.checkpoints[j].image.index])
+                ways.append(
+                    RecoveryRecipe(store.transfer("h2d", counts, state), store.span(frontier, checkpoint.frontier))
+                )
+            ways.append(RecoveryRecipe((), store.span(0, checkpoint.frontier)))
+            found[i] = tuple(ways)
+        return found
 
 
 def pool_axes(store: Store) -> dict[PoolKind, Axis]:
@@ -265,7 +280,7 @@ def host_superblocks(store: Store, kind: PoolKind, released: Index) -> Index:
     return np.array([page.host.slot.superblock for page in pages if page.host is not None], np.int64)
 
 
-def _gone(axis: Axis, moves: Moves) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _gone(axis: Axis, moves: Moves) -> Flags:
     """Objects that are not on the device after the moves."""
     off = ~axis.device
     off[moves.device] = True

@@ -12,16 +12,22 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
+from typing import Any, TypeVar
 
 from ninfer.contract import ProgramPort, RequestId
 from ninfer.errors import EngineClosed, EngineFailed, NinferError, Overloaded
+from ninfer.runtime.costs import CostModel
 from ninfer.runtime.metrics import EngineStats
 from ninfer.runtime.record import RequestRecord
 from ninfer.runtime.response import Outstanding
-from ninfer.runtime.worker import Limits, Worker
+from ninfer.runtime.settings import CacheSettings
+from ninfer.runtime.units import Limits
+from ninfer.runtime.worker import Worker
 
 log = logging.getLogger("ninfer")
+T = TypeVar("T")
 _running: weakref.WeakSet[EngineCore] = weakref.WeakSet()
 
 
@@ -36,6 +42,8 @@ class EngineCore:
         self,
         program: ProgramPort,
         limits: Limits,
+        cache: CacheSettings,
+        costs: CostModel,
         *,
         max_outstanding: int,
         teardown: Callable[[], None],
@@ -43,9 +51,10 @@ class EngineCore:
     ) -> None:
         self.clock = clock
         self.outstanding = Outstanding(max_outstanding)
-        self._worker = Worker(program, limits, clock)
+        self._worker = Worker(program, limits, cache, costs, clock)
         self._teardown = teardown
         self._arrivals: deque[RequestRecord] = deque()
+        self._questions: deque[tuple[Callable[[Worker], Any], Future[Any]]] = deque()
         self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._gate = threading.Lock()
         self._ids = itertools.count(1)
@@ -85,6 +94,15 @@ class EngineCore:
     def wake(self) -> None:
         """Have the worker look again. Takes no lock: finalizers call it."""
         self._wakes.put(None)
+
+    def ask(self, question: Callable[[Worker], T]) -> Future[T]:
+        """Have the worker run ``question`` at a boundary at which no resource transaction is open."""
+        answer: Future[T] = Future()
+        with self._gate:
+            self.check_available()
+            self._questions.append((question, answer))
+        self.wake()
+        return answer
 
     def stats(self) -> EngineStats:
         """The counters and gauges now."""
@@ -127,7 +145,10 @@ class EngineCore:
         """Take what arrived and run one worker boundary. True when the next one has work right away."""
         try:
             while self._arrivals:
-                self._worker.accept(self._arrivals.popleft())
+                self._worker.admission.accept(self._arrivals.popleft())
+            while self._questions and not self._worker.resources.open:
+                question, answer = self._questions.popleft()
+                answer.set_result(question(self._worker))
             return self._worker.boundary()
         except BaseException as error:
             self._fail(error)
@@ -167,8 +188,10 @@ class EngineCore:
 
     def _end_everything(self) -> None:
         while self._arrivals:
-            self._worker.adopt(self._arrivals.popleft())
+            self._worker.requests.adopt(self._arrivals.popleft())
         self._worker.end_everything(self._refusal)
+        while self._questions:
+            self._questions.popleft()[1].set_exception(self._refusal())
 
 
 @atexit.register

@@ -14,6 +14,8 @@ from ninfer.contract import ProgramPort
 from ninfer.errors import ArtifactError, InvalidRequest
 from ninfer.options import EngineOptions
 from ninfer.progress import Meter
+from ninfer.runtime.costs import GENERIC, CostModel
+from ninfer.runtime.settings import CacheSettings, resolve
 
 if TYPE_CHECKING:
     from ninfer.artifact import Artifact, ArtifactSource
@@ -26,7 +28,7 @@ DEFAULT_CONTEXT = 32768
 @dataclass(frozen=True, slots=True)
 class Instance:
     """max_context: tokens of one sequence. prefill_chunk: tokens of one unit. overlap: the device works beside the
-    host. ``close`` frees everything, once."""
+    host. cache: its options, resolved. costs: what work takes on this device. ``close`` frees everything, once."""
 
     frontend: Frontend
     program: ProgramPort
@@ -35,6 +37,8 @@ class Instance:
     max_context: int
     prefill_chunk: int
     overlap: bool
+    cache: CacheSettings
+    costs: CostModel
     close: Callable[[], None]
     bandwidth: Callable[[], float]
 
@@ -47,7 +51,7 @@ def open_instance(artifact: str | bytes | os.PathLike[Any] | ArtifactSource, opt
     """
     from ninfer.artifact import Artifact, open_artifact
     from ninfer.models.qwen3_5.bind import bind, check
-    from ninfer.program import ExplicitKV, QwenText, Shape, open_program
+    from ninfer.program import ExplicitKV, QwenText, Retention, Shape, open_program
     from ninfer.runtime.devices import DEFAULT_CHUNK, codec, open_device
 
     with ExitStack() as opened:
@@ -70,6 +74,8 @@ def open_instance(artifact: str | bytes | os.PathLike[Any] | ArtifactSource, opt
                 model = bind(contents, device, progress=meter.reach)
             frontend = building.result()
         chunk = min(options.prefill_chunk or DEFAULT_CHUNK[device.kind], context)
+        room = context * options.max_concurrency if isinstance(options.kv_capacity, str) else 0
+        cache = resolve(options.cache, options.max_concurrency, device.kind, room)
         shape = Shape(
             rows=options.max_concurrency,
             context=context,
@@ -77,9 +83,11 @@ def open_instance(artifact: str | bytes | os.PathLike[Any] | ArtifactSource, opt
             control=len(frontend.close_tokens),
             codec=codec(options, device),
             vocabulary=frontend.vocab_size,
+            spare=cache.device_state_slots,
         )
+        kept = Retention(cache.retained_kv_tokens, cache.host_state_slots, cache.host_kv_bytes)
         kv = None if isinstance(options.kv_capacity, str) else ExplicitKV(options.kv_capacity)
-        program = open_program(device, QwenText(model), shape, kv)
+        program = open_program(device, QwenText(model), shape, kv, kept)
         opened.callback(program.close)
         _return_freed_memory()
         name = contents.directory.metadata.get("name")
@@ -91,6 +99,8 @@ def open_instance(artifact: str | bytes | os.PathLike[Any] | ArtifactSource, opt
             max_context=context,
             prefill_chunk=chunk,
             overlap=device.asynchronous,
+            cache=cache,
+            costs=GENERIC,
             close=opened.pop_all().close,
             bandwidth=device.read_bandwidth,
         )

@@ -8,8 +8,12 @@ from dataclasses import dataclass, field
 
 import attrs
 
+from ninfer.contract import ProgramPort
 from ninfer.errors import ConstraintDeadEnd
 from ninfer.results import GenerationResult
+from ninfer.runtime.catalogue import Catalogue
+from ninfer.runtime.resources import ResourceManager
+from ninfer.runtime.reuse import ContextStats, Reuse
 
 
 @attrs.frozen(kw_only=True)
@@ -24,8 +28,8 @@ class EngineStats:
     that had one, ``complete`` and ``dead_ends`` among them, ``masks`` and ``mask_h2d_bytes``; of compiled languages
     ``entries`` and ``retained_bytes`` now, ``hits``, ``builds``, ``waits`` and ``evictions``; outside their budget
     ``index_bytes`` of the vocabulary's index, ``matchers`` in use and the ``matcher_tokens`` they have read. memory:
-    occupancy reported by the model's stores, each entry named with its unit; as of the last admission or end of a
-    request.
+    occupancy reported by the model's stores, each entry named with its unit. context: what is kept of finished
+    requests. Both as of the last admission or end of a request.
     """
 
     waiting: int
@@ -43,6 +47,7 @@ class EngineStats:
     decode_ns: int
     constraints: Mapping[str, int]
     memory: Mapping[str, int]
+    context: ContextStats
 
 
 @dataclass(slots=True)
@@ -61,6 +66,11 @@ class Metrics:
     finished: Counter[str] = field(default_factory=Counter)
     constraints: Counter[str] = field(default_factory=Counter)
     memory: Mapping[str, int] = field(default_factory=dict)
+    context: ContextStats = field(default_factory=lambda: Reuse().snapshot(Catalogue(0, 0, 1), 0))
+
+    def observe(self, program: ProgramPort, resources: ResourceManager) -> None:
+        """Look at what is held now."""
+        self.memory, self.context = program.stats(), resources.stats()
 
     def settle(self, result: GenerationResult) -> None:
         """Count a request that has ended, however it ended."""
@@ -92,4 +102,5 @@ class Metrics:
             decode_ns=self.decode_ns,
             constraints=dict(self.constraints),
             memory=dict(self.memory),
+            context=self.context,
         )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ninfer.contract import LimitReason, PreparedRequest, SequenceHandle
 from ninfer.errors import NinferError
 from ninfer.results import FinishReason, GenerationResult, StopReason, Timings, Usage
+from ninfer.runtime.captures import PlannedCapture
 from ninfer.runtime.response import Response
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ class RequestState(enum.Enum):
     WAITING = "waiting"
     MATERIALIZING = "materializing"
     PREFILL = "prefill"
+    CAPTURE = "capture"
+    """Inside its prompt, standing still while a checkpoint of it is made."""
     DECODE_READY = "decode_ready"
     CONTROL_READY = "control_ready"
     TERMINAL_PENDING = "terminal_pending"
@@ -70,6 +73,8 @@ class RequestRecord:
     """Its lane, once it is admitted."""
     sequence: SequenceHandle | None = None
     cached_tokens: int = 0
+    captures: tuple[PlannedCapture, ...] = ()
+    """Checkpoints still to be made, by frontier; prefill units end there."""
     produced: int = 0
     """Committed output tokens, forced ones included."""
     accepted: int = 0

@@ -1,69 +1,72 @@
-"""Logical lanes and the one open resource transaction. Holds no page, slot or byte count: those are Program's."""
+"""Logical lanes, the catalogue of retained histories and the one open resource transaction.
+
+Holds no page, slot or byte count: what is possible, and what became of it, Program says.
+"""
 
 from __future__ import annotations
 
-import enum
+import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Literal
 
-from ninfer.context import (
-    AdoptionTicket,
-    ResourcePlan,
-    ResourceResult,
-    Shortage,
-    StartStatus,
-    Target,
-    TerminalResult,
-    TransactionKind,
-    TransactionStatus,
-)
-from ninfer.contract import PreparedRequest, ProgramPort, SequenceHandle
+from ninfer.context import CheckpointKind, ResourceResult, Shortage, StartStatus, TransactionKind, TransactionStatus
+from ninfer.contract import Handle, PreparedRequest, ProgramPort, SequenceHandle
 from ninfer.errors import InvariantError
-
-
-class LaneState(enum.Enum):
-    FREE = "free"
-    MATERIALIZING = "materializing"
-    ACTIVE = "active"
-    TERMINAL_PENDING = "terminal_pending"
-
-
-@dataclass(slots=True)
-class Lane:
-    """One long-lived position of an active request."""
-
-    state: LaneState = LaneState.FREE
-    request: int | None = None
-    sequence: SequenceHandle | None = None
-    retain: bool = False
+from ninfer.runtime.captures import Demand, PlannedCapture, plan_captures
+from ninfer.runtime.catalogue import PRIVATE, SHARED, Catalogue, Entry
+from ninfer.runtime.choices import Chooser, Planned, retention_of
+from ninfer.runtime.costs import CostModel
+from ninfer.runtime.lanes import Keep, Lane, LaneState
+from ninfer.runtime.planner import DEFAULT_BUDGET, PlannerBudget
+from ninfer.runtime.retention import Retention
+from ninfer.runtime.reuse import ContextStats, Reuse
+from ninfer.runtime.sessions import SessionIndex
+from ninfer.runtime.settings import CacheSettings
 
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """A materialized request: its lane, sequence, and the prompt tokens that need no prefill."""
+    """A materialized request: its lane, sequence, the prompt tokens that need no prefill, the captures to offer."""
 
     request: int
     lane: int
     sequence: SequenceHandle
     reused_tokens: int
+    captures: tuple[PlannedCapture, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class AdmissionVerdict:
-    """ready: adopted. started: a transaction is open. blocked: nothing changed; ``shortages`` say why."""
+class Captured:
+    """A capture has ended, with a checkpoint or without."""
 
-    kind: Literal["ready", "started", "blocked"]
-    adoption: Adoption | None = None
-    shortages: tuple[Shortage, ...] = ()
+    lane: int
 
 
 class ResourceManager:
-    """Decides about lanes; asks Program about everything physical and adopts its absolute results."""
+    """Decides about lanes and about what is kept; asks Program about everything physical and adopts its results.
 
-    def __init__(self, program: ProgramPort, lanes: int) -> None:
+    ``clock`` reads nanoseconds: it bounds the planner's search.
+    """
+
+    def __init__(
+        self,
+        program: ProgramPort,
+        lanes: int,
+        settings: CacheSettings,
+        costs: CostModel,
+        budget: PlannerBudget = DEFAULT_BUDGET,
+        clock: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
         self._program = program
         self._lanes = [Lane() for _ in range(lanes)]
-        self._open: AdoptionTicket | None = None
+        self._settings = settings
+        self._open: Planned | None = None
+        self._demand = Demand()
+        self.catalogue = Catalogue(settings.continuations, settings.shared_prefixes, settings.aging_window)
+        self.sessions = SessionIndex()
+        self._choose = Chooser(program, self.catalogue, self.sessions, settings, costs, budget, clock)
+        self.reuse = Reuse()
         self.lane_version = 0
         self.transaction_version = 0
 
@@ -79,85 +82,261 @@ class ResourceManager:
     def lane_states(self) -> tuple[LaneState, ...]:
         return tuple(lane.state for lane in self._lanes)
 
-    # admission
+    # -- requests --------------------------------------------------------------------------------------------------
 
-    def plan(self, request: PreparedRequest, lane: int) -> ResourcePlan | tuple[Shortage, ...]:
-        """Pure planning of a start from nothing."""
-        root = self._program.inspect(None, request, False)
-        assert root is not None
-        session = self._program.open_session(request, lane, [root], [])
-        assessment = session.assess(Target(0, ()))
-        return session.seal(Target(0, ())) if assessment.feasible else assessment.shortages
+    def stats(self) -> ContextStats:
+        """What is kept, and what it has done."""
+        return self.reuse.snapshot(self.catalogue, len(self.sessions))
 
-    def start(self, plan: ResourcePlan) -> AdmissionVerdict:
-        """Start a plan of this boundary. A stale or refused plan leaves everything as it was."""
+    def enter(self, request: PreparedRequest) -> None:
+        """A request has entered the engine."""
+        if request.session is not None:
+            self.sessions.enter(request.session)
+
+    def leave(self, request: PreparedRequest) -> None:
+        """A request has ended."""
+        if request.session is not None:
+            self.sessions.leave(request.session)
+
+    # -- admission -------------------------------------------------------------------------------------------------
+
+    def plan(self, request: PreparedRequest, lane: int) -> Planned | tuple[Shortage, ...]:
+        """Choose what the request starts from and what must go for it; or say what it lacks. Changes nothing."""
+        return self._choose.start(request, lane, self._private_places())
+
+    def prove_backfill(
+        self, head: PreparedRequest, donors: Collection[SequenceHandle], extra: PreparedRequest | None
+    ) -> bool:
+        """Whether ``head`` can start from nothing once the donors have ended, even if every other row, and ``extra``,
+        never does. Changes nothing."""
+        lanes = sum(lane.state is not LaneState.FREE for lane in self._lanes) - len(donors) + (extra is not None)
+        return lanes < len(self._lanes) and self._program.prove_backfill(head, donors, extra)
+
+    def start(self, planned: Planned) -> Adoption | Captured | Literal["started", "refused"]:
+        """Start a plan of this boundary. A stale or refused one leaves everything as it was."""
         if self._open is not None:
             raise InvariantError("a resource transaction is already open")
-        index, request = plan.lane, plan.request
-        if index is None or request is None or self._lanes[index].state is not LaneState.FREE:
-            raise InvariantError(f"plan {plan.id} names no free lane")
+        index, request = planned.lane, planned.request
         lane = self._lanes[index]
-        lane.state, lane.request = LaneState.MATERIALIZING, request
-        ticket = AdoptionTicket(plan.id, index, plan.manifest)
-        if self._program.start(plan, ticket) is not StartStatus.STARTED:
-            self._lanes[index] = Lane()
-            return AdmissionVerdict("blocked")
-        self._open = ticket
+        if request is not None and lane.state is not LaneState.FREE:
+            raise InvariantError(f"plan {planned.plan.id} names no free lane")
+        if request is not None:
+            lane.state, lane.request = LaneState.MATERIALIZING, request
+        if self._program.start(planned.plan, planned.ticket) is not StartStatus.STARTED:
+            if request is not None:
+                self._lanes[index] = Lane()
+            return "refused"
+        self._open = planned
         self.transaction_version += 1
-        adoption = self.progress()
-        return AdmissionVerdict("started") if adoption is None else AdmissionVerdict("ready", adoption)
+        outcome = self.progress()
+        return "started" if outcome is None or isinstance(outcome, str) else outcome
 
-    def progress(self) -> Adoption | None:
-        """Commit and adopt the open transaction if its copies are done. Never blocks."""
-        ticket = self._require_open()
+    def progress(self) -> Adoption | Captured | Literal["failed"] | None:
+        """Commit and adopt the open transaction if its copies are done; "failed" when one of them did not happen, and
+        it must be aborted. Never blocks."""
+        planned = self._require_open()
         status = self._program.poll()
         if status is TransactionStatus.RUNNING:
             return None
+        if status is TransactionStatus.FAILED:
+            return "failed"
         if status is TransactionStatus.IDLE:
             raise InvariantError("the open resource transaction is unknown to Program")
         result = self._program.commit_transaction()
-        lane = self._check(ticket, result, committed=True)
-        if result.sequence is None or lane.request is None or ticket.lane is None:
-            raise InvariantError("a materialization committed without a sequence")
-        lane.state, lane.sequence = LaneState.ACTIVE, result.sequence
-        self._closed()
-        return Adoption(lane.request, ticket.lane, result.sequence, result.reused_tokens)
+        self._check(planned, result, committed=True)
+        return self._adopt_sequence(planned, result) if planned.request else self._adopt_capture(planned, result)
 
     def abort(self) -> None:
         """Abort the open transaction and adopt what Program says became of it."""
-        ticket = self._require_open()
+        planned = self._require_open()
         result = self._program.abort_transaction()
-        self._check(ticket, result, committed=False)
-        assert ticket.lane is not None
-        self._lanes[ticket.lane] = Lane()
-        self.lane_version += 1
+        self._check(planned, result, committed=False)
+        self._adopt_owners(planned, result)
+        if planned.request is not None:
+            self._lanes[planned.lane] = Lane()
+            self.lane_version += 1
         self._closed()
 
-    # the end of a request
+    # -- captures --------------------------------------------------------------------------------------------------
 
-    def mark_terminal(self, index: int, retain: bool) -> None:
-        """The row has run its last unit. ``retain``: it ended normally, so Program may keep a continuation."""
+    def plan_capture(self, index: int, capture: PlannedCapture) -> Planned | str:
+        """How to make a checkpoint of an active row, or in one word why not. Changes nothing."""
+        lane = self._lanes[index]
+        if self._open is not None or lane.sequence is None or lane.state is not LaneState.ACTIVE:
+            return "transaction"
+        return self._choose.capture(lane, index, capture, self._shared_places())
+
+    # -- the end of a request --------------------------------------------------------------------------------------
+
+    def mark_terminal(self, index: int, keep: Keep) -> None:
+        """The row has run its last unit."""
         lane = self._lanes[index]
         if lane.state is not LaneState.ACTIVE:
             raise InvariantError(f"lane {index} cannot end while {lane.state.value}")
-        lane.state, lane.retain = LaneState.TERMINAL_PENDING, retain
+        lane.state, lane.keep = LaneState.TERMINAL_PENDING, keep if lane.publishes else Keep.NOTHING
 
-    def settle_terminal(self, index: int) -> TerminalResult:
-        """Release the row's sequence and free its lane. Requires that no transaction is open."""
+    def settle_terminal(self, index: int) -> None:
+        """Keep or release what the row holds and free its lane. Requires that no transaction is open."""
         lane = self._lanes[index]
         if self._open is not None or lane.state is not LaneState.TERMINAL_PENDING or lane.sequence is None:
             raise InvariantError(f"lane {index} cannot settle")
-        result = self._program.discard(lane.sequence)
+        if lane.keep is Keep.NOTHING:
+            result = self._program.discard(lane.sequence)
+        else:
+            result = self._program.finish(lane.sequence, endpoint=lane.keep is Keep.ENDPOINT)
+        request = lane.request
+        assert request is not None
         self._lanes[index] = Lane()
         self.lane_version += 1
-        return result
+        if result.retained is None:
+            return
+        entry = Entry(result.retained.owner, retention_of(request), request.ticket, self.catalogue.clock)
+        self.catalogue.add(entry, result.retained)
+        if request.session is not None and request.update_session:
+            self._bind(request.session, entry)
+
+    def _bind(self, session: str, entry: Entry) -> None:
+        before = self.sessions.lookup(session)
+        if not self.sessions.publish(session, entry.owner, entry.order):
+            entry.retention = Retention.RECENT_PRIVATE
+            return
+        entry.session = session
+        older = self.catalogue.find(before) if before is not None else None
+        if older is not None:
+            older.session, older.retention = None, Retention.RECENT_PRIVATE
+
+    # -- all of it -------------------------------------------------------------------------------------------------
+
+    def release_all(self) -> int:
+        """Delete everything that is retained; returns how many entries. Requires that no transaction is open."""
+        if self._open is not None:
+            raise InvariantError("a resource transaction is open")
+        owners = [entry.owner for entry in self.catalogue]
+        for owner in owners:
+            self._program.release_inactive(owner)
+            self._forget(owner, "cleared")
+        self._demand.clear()
+        return len(owners)
 
     def clear(self) -> None:
-        """Forget all lanes and the open transaction; Program has been cleaned up."""
+        """Forget all lanes, all entries and the open transaction; Program has been cleaned up."""
         self._lanes = [Lane() for _ in self._lanes]
         self._open = None
+        self.catalogue.clear()
+        self.sessions.clear()
 
-    def _require_open(self) -> AdoptionTicket:
+    # -- adoption --------------------------------------------------------------------------------------------------
+
+    def _check(self, planned: Planned, result: ResourceResult, *, committed: bool) -> None:
+        """Validate a result completely before anything is adopted."""
+        kind = TransactionKind.MATERIALIZE if planned.request is not None else TransactionKind.CAPTURE
+        lane = self._lanes[planned.lane]
+        answers = (
+            result.transaction == planned.ticket.transaction
+            and result.kind is kind
+            and result.committed is committed
+            and (planned.request is None or lane.state is LaneState.MATERIALIZING)
+            and (result.sequence is not None) == (committed and planned.request is not None)
+            and {outcome.owner for outcome in result.owners} == set(planned.ticket.claimed)
+        )
+        if not answers:
+            raise InvariantError(f"resource result {result} does not answer {planned.ticket}")
+        for outcome in result.owners:
+            before = self.catalogue.get(outcome.owner).checkpoints.keys()
+            least = before - planned.ticket.claimed[outcome.owner]
+            right = outcome.surviving == least if committed else least <= outcome.surviving <= before
+            if not right or outcome.evicted != (not outcome.surviving):
+                raise InvariantError(f"{outcome} does not follow from the plan's claims")
+        consumed = result.source == "consumed"
+        if consumed and (planned.source is None or not planned.source.consume or not committed):
+            raise InvariantError("a source was consumed that was not given away")
+
+    def _adopt_sequence(self, planned: Planned, result: ResourceResult) -> Adoption:
+        index, request, source, sequence = planned.lane, planned.request, planned.source, result.sequence
+        assert request is not None
+        assert source is not None
+        assert sequence is not None
+        self._adopt_owners(planned, result)
+        lane = self._lanes[index]
+        lane.state, lane.sequence, lane.reused = LaneState.ACTIVE, sequence, result.reused_tokens
+        self.catalogue.clock += 1
+        moved = result.source == "consumed"
+        if source.ref is not None:
+            entry = self.catalogue.get(source.ref.owner)
+            self.reuse.hit(entry.checkpoints[source.ref.checkpoint].kind, result.reused_tokens)
+            self.catalogue.hit(source.ref)
+            if moved:
+                lane.private = {
+                    q: (c.key.frontier, c.kind)
+                    for q, c in entry.checkpoints.items()
+                    if c.key.frontier < result.reused_tokens
+                }
+                self._forget(entry.owner, None)
+        else:
+            self.reuse.misses[self._why_missed(request, planned)] += 1
+        self.reuse.planned(planned.diagnostics)
+        self._closed()
+        captures: tuple[PlannedCapture, ...] = ()
+        if lane.publishes:
+            room = self._shared_places() > 0
+            captures = plan_captures(
+                request, lane.reused, self.catalogue.index, self._demand, self._settings, room=room, moved=moved
+            )
+        return Adoption(request.id, index, sequence, result.reused_tokens, captures)
+
+    def _adopt_capture(self, planned: Planned, result: ResourceResult) -> Captured:
+        index, offer = planned.lane, planned.offer
+        assert offer is not None
+        self._adopt_owners(planned, result)
+        lane = self._lanes[index]
+        if result.captured is not None and offer.private is not None:
+            for replaced in offer.replace:
+                lane.private.pop(replaced, None)
+            lane.private[result.captured] = (offer.frontier, offer.private)
+            self.reuse.captures[offer.private.value] += 1
+        if result.published is not None:
+            request = lane.request
+            assert request is not None
+            entry = Entry(result.published.owner, Retention.SHARED_STABLE, request.ticket, self.catalogue.clock)
+            self.catalogue.add(entry, result.published)
+            self.reuse.captures[CheckpointKind.SHARED_STABLE_PREFIX.value] += 1
+        self._closed()
+        return Captured(index)
+
+    def _adopt_owners(self, planned: Planned, result: ResourceResult) -> None:
+        for outcome in result.owners:
+            if outcome.summary is None:
+                self._forget(outcome.owner, result.kind.value)
+            else:
+                self.catalogue.refresh(self.catalogue.get(outcome.owner), outcome.summary)
+                self.reuse.degraded += 1
+        self.reuse.copied(result.transfers)
+
+    def _forget(self, owner: Handle, why: str | None) -> None:
+        entry = self.catalogue.remove(owner)
+        if entry.session is not None:
+            self.sessions.forget_owner(entry.session, owner)
+        if why is not None:
+            self.reuse.evictions[why] += 1
+
+    def _why_missed(self, request: PreparedRequest, planned: Planned) -> str:
+        if request.participation == "disabled":
+            return "disabled"
+        if planned.diagnostics.offered_reuse:
+            return "pressure"
+        return "mismatch" if planned.listed else "new"
+
+    # -- places ----------------------------------------------------------------------------------------------------
+
+    def _private_places(self) -> int:
+        """Entries that can still be promised to a row; every row that publishes holds one."""
+        held = sum(lane.publishes for lane in self._lanes)
+        return self._settings.continuations - self.catalogue.count(PRIVATE) - held
+
+    def _shared_places(self) -> int:
+        return self._settings.shared_prefixes - self.catalogue.count(SHARED)
+
+    def _require_open(self) -> Planned:
         if self._open is None:
             raise InvariantError("no resource transaction is open")
         return self._open
@@ -165,15 +344,3 @@ class ResourceManager:
     def _closed(self) -> None:
         self._open = None
         self.transaction_version += 1
-
-    def _check(self, ticket: AdoptionTicket, result: ResourceResult, *, committed: bool) -> Lane:
-        """Validate a result completely before anything is adopted."""
-        if (
-            result.transaction != ticket.transaction
-            or result.kind is not TransactionKind.MATERIALIZE
-            or result.committed is not committed
-            or ticket.lane is None
-            or self._lanes[ticket.lane].state is not LaneState.MATERIALIZING
-        ):
-            raise InvariantError(f"resource result {result} does not answer {ticket}")
-        return self._lanes[ticket.lane]

@@ -9,6 +9,9 @@ from typing import Literal, Protocol
 
 from ninfer.runtime.record import RequestState
 
+STAGED = (RequestState.PREFILL, RequestState.CAPTURE)
+"""A row in one of these states has not finished its prompt."""
+
 
 @dataclass(frozen=True, slots=True)
 class AdmissionEpoch:
@@ -36,18 +39,38 @@ class Unit:
     lanes: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """The one request that may try admission at a boundary. past: the protected head it would be admitted past."""
+
+    request: int
+    past: ProtectedHead | None = None
+
+
+@dataclass(slots=True)
+class ProtectedHead:
+    """The first waiting request, blocked by active ones. Once the ``donors`` have ended it can start, whatever else was
+    admitted meanwhile; the set only shrinks."""
+
+    request: int
+    donors: set[int]
+
+
 @dataclass(slots=True)
 class Scheduler:
     """FIFO admission and the alternation of prefill and decode.
 
     concurrent_prefill: admit while another request prefills; every prefill unit is then an admission checkpoint.
+    protected: the blocked head. A later request may only be admitted past it if the head keeps its promise.
     """
 
     concurrent_prefill: bool = False
     waiting: deque[int] = field(default_factory=deque)
     queue_version: int = 0
     prefill_version: int = 0
-    _refused: tuple[int, AdmissionEpoch] | None = None
+    protected: ProtectedHead | None = None
+    _epoch: AdmissionEpoch | None = None
+    _refused: set[int] = field(default_factory=set)
     _decoded_since_admission: bool = True
     _prefilled_since_decode: bool = False
     _last_prefill_lane: int = -1
@@ -63,36 +86,53 @@ class Scheduler:
         """Take a request out of the queue: it was admitted, cancelled or timed out."""
         self.waiting.remove(request)
         self.queue_version += 1
+        if self.protected is not None and self.protected.request == request:
+            self.protected = None
 
     # admission
 
-    def next_attempt(self, epoch: AdmissionEpoch, rows: Iterable[Row]) -> int | None:
+    def next_attempt(self, epoch: AdmissionEpoch, rows: Iterable[Row]) -> Attempt | None:
         """The request that may try admission at this boundary; None when there is none or the gate is shut.
 
-        Requires that no resource transaction is open. The gate lets decode go on: after a success, a decode round
-        must run before the next one while any row is decode-ready.
+        Requires that no resource transaction is open. The gate lets decode go on: after a success, a decode round must
+        run before the next one while any row is decode-ready. Whenever a fact that matters has changed, the head tries
+        first; while it is protected, the others follow in order, one a boundary.
         """
         if not self.waiting:
             return None
-        head = self.waiting[0]
-        if self._refused == (head, epoch):
-            return None
         for row in rows:
-            if row.state is RequestState.PREFILL and not self.concurrent_prefill:
+            if row.state in STAGED and not self.concurrent_prefill:
                 return None
             if row.state is RequestState.DECODE_READY and not self._decoded_since_admission:
                 return None
-        return head
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._refused.clear()
+        if self.waiting[0] not in self._refused:
+            return Attempt(self.waiting[0])
+        if self.protected is None:
+            return None
+        return next((Attempt(r, self.protected) for r in self.waiting if r not in self._refused), None)
 
     def on_started(self, request: int) -> None:
-        """The head's resource transaction has begun."""
+        """The request's resource transaction has begun."""
         self.withdraw(request)
-        self._refused = None
         self._decoded_since_admission = False
 
-    def on_refused(self, request: int, epoch: AdmissionEpoch) -> None:
-        """The head does not fit now."""
-        self._refused = (request, epoch)
+    def on_refused(self, request: int) -> None:
+        """The request does not fit now, or not past the head. It tries again when a fact that matters has changed."""
+        self._refused.add(request)
+
+    def protect(self, request: int, donors: Iterable[int]) -> None:
+        """The head waits for the end of these active requests."""
+        self.protected = ProtectedHead(request, set(donors))
+
+    def on_ended(self, request: int) -> None:
+        """An active request has ended."""
+        if self.protected is not None:
+            self.protected.donors.discard(request)
+            if not self.protected.donors:
+                self.protected = None
 
     # units
 

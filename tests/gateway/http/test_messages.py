@@ -40,6 +40,7 @@ def stream(server, model):
 
 
 def test_an_answer(server, create):
+    server.engine.cache.clear()
     answer = create()
     assert [(block.type, block.text) for block in answer.content] == [("text", "3 + 4 = 7")]
     assert (answer.role, answer.stop_reason, answer.stop_sequence) == ("assistant", "end_turn", None)

@@ -30,6 +30,7 @@ def create(server, model):
 
 
 def test_an_answer(server, create):
+    server.engine.cache.clear()
     answer = create(instructions="Be brief.", metadata={"run": "7"})
     assert answer.output_text == "3 + 4 = 7"
     assert (answer.status, answer.incomplete_details, answer.error) == ("completed", None, None)

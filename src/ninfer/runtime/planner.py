@@ -1,0 +1,396 @@
+"""Which target to take: a source for a request, and what every retained history must give up for it.
+
+A target is a candidate and one level of each victim's ladder, 0 unchanged .. last evicted. Program answers what a
+target costs and whether it is possible at all; this module only chooses. It has no state and changes nothing: with the
+same answers and a clock that stands still it makes the same choice.
+
+The choice minimises J = 256 * (nanoseconds until the request can go on) + (expected nanoseconds of work lost later,
+weighted in 1/256). What must be found is found without a search: the candidates as they stand, then everything
+released and given back one by one as far as possible. A best-first search may improve on that within a budget.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from ninfer.context import Assessment, Candidate, CheckpointRef, OwnerLevel, PlanningSession, Shortage, Target
+from ninfer.contract import Handle
+from ninfer.errors import InvariantError
+from ninfer.runtime.costs import CostModel
+from ninfer.runtime.retention import ONE, RETENTIONS, Retention
+
+StopReason = Literal[
+    "no_pressure", "blocked", "exhausted", "bound", "target_budget", "assessment_budget", "time_budget"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerBudget:
+    """Of the optional search alone. targets: stored. assessments: made. Its time, nanoseconds, is ``1/fraction`` of
+    what the best plan so far is predicted to cost, but within ``least_ns..most_ns``."""
+
+    targets: int = 4096
+    assessments: int = 512
+    most_ns: int = 50_000_000
+    least_ns: int = 500_000
+    fraction: int = 20
+
+
+DEFAULT_BUDGET = PlannerBudget()
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What a retained owner is worth. weights, hits: of its checkpoints. retention, last_use: of all of it."""
+
+    retention: Retention
+    weights: Mapping[int, int]
+    hits: Mapping[int, int]
+    last_use: int
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is planned for.
+
+    candidates: possible sources, the last of them the root. losses: of each candidate, 1/256 nanoseconds that taking it
+    loses in its own source. preferred: index of the session's own candidate. slots_short: catalogue entries, by kind of
+    owner, that must be evicted before the outcome has a place; a moved source brings a private place along.
+    """
+
+    candidates: Sequence[Candidate]
+    values: Mapping[Handle, Value]
+    losses: Sequence[int] = ()
+    preferred: int | None = None
+    slots_short: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostics:
+    """Of one plan. Predictions are nanoseconds; reuse is in tokens."""
+
+    stop: StopReason
+    now_ns: int = 0
+    future_loss_ns: int = 0
+    offered_reuse: int = 0
+    chosen_reuse: int = 0
+    candidates: int = 0
+    assessments: int = 0
+    searched: int = 0
+    stored: int = 0
+    maximal: bool = False
+    elapsed_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """``target`` is None when even the root with everything released does not fit now; ``shortages`` then say why."""
+
+    target: Target | None
+    diagnostics: Diagnostics
+    shortages: tuple[Shortage, ...] = ()
+    cost: int = 0
+    """J of the target."""
+
+
+def plan(
+    session: PlanningSession,
+    question: Question,
+    costs: CostModel,
+    budget: PlannerBudget,
+    clock: Callable[[], int],
+) -> Outcome:
+    """Choose a target. ``clock`` reads nanoseconds."""
+    began = clock()
+    search = _Search(session, question, costs)
+    best, settled = search.identities()
+    stop: StopReason = "no_pressure"
+    maximal = False
+    if not settled:
+        best, maximal = search.mandatory(best)
+        if best is not None:
+            best, stop = search.improve(best, budget, clock)
+            best = search.readmit(best)
+    candidates = question.candidates
+    facts = Diagnostics(
+        stop,
+        offered_reuse=max((c.reused_tokens for c in candidates), default=0),
+        candidates=len(candidates),
+        assessments=len(search.seen),
+        searched=search.searched,
+        stored=search.stored,
+        elapsed_ns=clock() - began,
+    )
+    if best is None:
+        return Outcome(None, replace(facts, stop="blocked"), search.shortages())
+    chosen = replace(
+        facts,
+        now_ns=best.now,
+        future_loss_ns=best.loss // ONE,
+        chosen_reuse=candidates[best.target.candidate].reused_tokens,
+        maximal=maximal and all(search.at_last_level(best.target)),
+    )
+    return Outcome(best.target, chosen, cost=best.cost)
+
+
+@dataclass(slots=True)
+class _Assessed:
+    """A target and what Program says of it. losses: of each victim, 1/256 nanoseconds. fits: feasible, and the outcome
+    has a place in the catalogue."""
+
+    target: Target
+    answer: Assessment
+    now: int
+    losses: tuple[int, ...]
+    loss: int
+    fits: bool
+
+    @property
+    def cost(self) -> int:
+        return ONE * self.now + self.loss
+
+
+@dataclass
+class _Domain:
+    """The victims of one candidate with their ladders, and its target that degrades nobody."""
+
+    owners: tuple[Handle, ...]
+    ladders: tuple[tuple[OwnerLevel, ...], ...]
+    identity: Assessment
+
+
+class _Search:
+    def __init__(self, session: PlanningSession, question: Question, costs: CostModel) -> None:
+        self.session = session
+        self.question = question
+        self.costs = costs
+        self.seen: dict[Target, _Assessed] = {}
+        self.stored = 0
+        self.searched = 0
+        self._domains: dict[int, _Domain] = {}
+        self._recovery: dict[Handle, dict[int, int]] = {}
+        candidates = question.candidates
+        self._least = [costs.transfers_ns(c.min_restore) + costs.prefill_ns(c.prefill) for c in candidates]
+        self._own_loss = [*question.losses, *[0] * (len(candidates) - len(question.losses))]
+
+    # -- what must be looked at ------------------------------------------------------------------------------------
+
+    def identities(self) -> tuple[_Assessed | None, bool]:
+        """The best candidate that degrades nobody, and whether nothing can be better than it."""
+        best: _Assessed | None = None
+        open_bounds = []
+        for c in self._by_bound():
+            if best is not None and best.cost < self._bound(c):
+                break
+            a = self.assess(Target(c, (0,) * len(self._domain(c).owners)))
+            if a.fits and (best is None or self._better(a, best)):
+                best = a
+            if not a.fits or self._improvable(c, a):
+                open_bounds.append(self._bound(c))
+        return best, best is not None and all(best.cost < bound for bound in open_bounds)
+
+    def mandatory(self, best: _Assessed | None) -> tuple[_Assessed | None, bool]:
+        """Release everything, then give back what need not go: for up to three sources, and always for the root."""
+        maximal = False
+        built = 0
+        root = len(self.question.candidates) - 1
+        for c in [*[c for c in self._by_bound() if c != root], root]:
+            if c != root and (built == 3 or (best is not None and self._bound(c) >= best.cost)):
+                continue
+            a = self.assess(Target(c, tuple(len(ladder) - 1 for ladder in self._domain(c).ladders)))
+            if not a.fits:
+                continue
+            a = self.readmit(a)
+            built += 1
+            if best is None or self._better(a, best):
+                best, maximal = a, True
+        return best, maximal
+
+    def readmit(self, a: _Assessed) -> _Assessed:
+        """Lower each victim's level as far as the target stays possible and its cost does not rise.
+
+        The victim that stands to lose most goes first. The result is irreducible: no single victim can be spared more.
+        """
+        last = [len(ladder) - 1 for ladder in self._domain(a.target.candidate).ladders]
+        stake = self.assess(Target(a.target.candidate, tuple(last))).losses
+        order = sorted(range(len(last)), key=lambda v: (-stake[v], v))
+        changed = True
+        while changed:
+            changed = False
+            for v in order:
+                for level in range(a.target.levels[v]):
+                    spared = self.assess(_with_level(a.target, v, level))
+                    if spared.fits and spared.cost <= a.cost:
+                        a, changed = spared, True
+                        break
+        return a
+
+    # -- what may be looked at -------------------------------------------------------------------------------------
+
+    def improve(self, best: _Assessed, budget: PlannerBudget, clock: Callable[[], int]) -> tuple[_Assessed, StopReason]:
+        """Best-first over all targets, by lower bound. An expansion is stored whole or not at all."""
+        soft = min(budget.most_ns, max(budget.least_ns, best.cost // ONE // budget.fraction))
+        began = clock()
+        queue: list[tuple[int, Target]] = []
+        known: set[Target] = set()
+
+        def store(a: _Assessed) -> None:
+            heapq.heappush(queue, (self._lower_bound(a), a.target))
+            known.add(a.target)
+
+        for c in range(len(self.question.candidates)):
+            if self._bound(c) <= best.cost:
+                store(self.assess(Target(c, (0,) * len(self._domain(c).owners))))
+        reason: StopReason = "exhausted"
+        while queue:
+            bound, target = heapq.heappop(queue)
+            if bound > best.cost:
+                reason = "bound"
+                break
+            children = [child for child in self._children(target) if child not in known]
+            if len(known) + len(children) > budget.targets:
+                reason = "target_budget"
+                break
+            for child in children:
+                if child not in self.seen:
+                    if self.searched == budget.assessments:
+                        reason = "assessment_budget"
+                        break
+                    if clock() - began > soft:
+                        reason = "time_budget"
+                        break
+                    self.searched += 1
+                a = self.assess(child)
+                store(a)
+                if a.fits and self._better(a, best):
+                    best = a
+            else:
+                continue
+            break
+        self.stored = len(known)
+        return best, reason
+
+    def _children(self, target: Target) -> list[Target]:
+        ladders = self._domain(target.candidate).ladders
+        return [
+            _with_level(target, v, level + 1) for v, level in enumerate(target.levels) if level + 1 < len(ladders[v])
+        ]
+
+    # -- prices ----------------------------------------------------------------------------------------------------
+
+    def assess(self, target: Target) -> _Assessed:
+        a = self.seen.get(target)
+        if a is None:
+            domain = self._domain(target.candidate)
+            answer = self.session.assess(target) if any(target.levels) else domain.identity
+            losses = tuple(
+                [self._loss(o, answer) if level else 0 for o, level in zip(domain.owners, target.levels)]
+            )
+            loss = sum(losses) + self._own_loss[target.candidate]
+            fits = answer.feasible and self._has_place(target, domain, answer)
+            a = _Assessed(target, answer, self.costs.price(answer.work), losses, loss, fits)
+            self.seen[target] = a
+        return a
+
+    def _domain(self, c: int) -> _Domain:
+        domain = self._domains.get(c)
+        if domain is None:
+            owners = self.session.victims(c)
+            source = self.question.candidates[c].ref
+            if source is not None and source.owner in owners:
+                raise InvariantError(f"the source {source.owner} is among its own victims")
+            ladders = tuple(self.session.ladder(c, v) for v in range(len(owners)))
+            identity = self.session.assess(Target(c, (0,) * len(owners)))
+            domain = self._domains[c] = _Domain(owners, ladders, identity)
+        return domain
+
+    def _loss(self, owner: Handle, answer: Assessment) -> int:
+        """Nested checkpoints of one history stand for one future request, so the worst of them counts, not the sum."""
+        before = self._recovery.get(owner)
+        if before is None:
+            recipes = self.session.recovery(owner)
+            before = self._recovery[owner] = {q: self.costs.recovery_ns(ways) for q, ways in recipes.items()}
+        worst = 0
+        for checkpoint, worth in self.question.values[owner].weights.items():
+            if worth:
+                ref = CheckpointRef(owner, checkpoint)
+                worst = max(worst, worth * (self.costs.recovery_ns(answer.recovery[ref]) - before[checkpoint]))
+        return worst
+
+    def _has_place(self, target: Target, domain: _Domain, answer: Assessment) -> bool:
+        for kind, short in self.question.slots_short.items():
+            if kind == "continuation" and answer.source == "move":
+                continue
+            for owner, ladder, level in zip(domain.owners, domain.ladders, target.levels):
+                short -= owner.kind == kind and ladder[level].evicted
+            if short > 0:
+                return False
+        return True
+
+    def _bound(self, c: int) -> int:
+        """No target of the candidate costs less."""
+        return ONE * self._least[c] + self._own_loss[c]
+
+    def _lower_bound(self, a: _Assessed) -> int:
+        """Neither the target nor any that degrades more costs less: levels only remove, so losses only grow."""
+        return ONE * self._least[a.target.candidate] + a.loss
+
+    def _by_bound(self) -> list[int]:
+        return sorted(range(len(self.question.candidates)), key=lambda c: (self._bound(c), c))
+
+    def _improvable(self, c: int, a: _Assessed) -> bool:
+        """Whether degrading others could spare a copy: a source that may be consumed is forked for their sake."""
+        return self.question.candidates[c].consume and a.answer.source == "fork"
+
+    # -- comparisons -----------------------------------------------------------------------------------------------
+
+    def _better(self, a: _Assessed, b: _Assessed) -> bool:
+        return a.cost < b.cost or (a.cost == b.cost and self._rank(a) < self._rank(b))
+
+    def _rank(self, a: _Assessed) -> tuple[object, ...]:
+        """Among equal costs: destroy little of value, copy little, compute little, reuse much; at last by number."""
+        domain, candidate = self._domain(a.target.candidate), self.question.candidates[a.target.candidate]
+        destroyed = [0] * len(RETENTIONS)
+        hit: list[int] = []
+        evicted = deleted = 0
+        for owner, ladder, level in zip(domain.owners, domain.ladders, a.target.levels):
+            value, now = self.question.values[owner], ladder[level]
+            gone = ladder[0].kept - now.kept
+            destroyed[RETENTIONS.index(value.retention)] += len(gone)
+            hit += [value.last_use for q in gone if value.hits.get(q)]
+            evicted += now.evicted
+            deleted += len(gone)
+        transfers = a.answer.work.transfers
+        return (
+            tuple(reversed(destroyed)),
+            (len(hit), tuple(sorted(hit, reverse=True))),
+            evicted,
+            deleted,
+            sum(t.ops for t in transfers),
+            sum(t.bytes for t in transfers),
+            a.answer.work.prefill.tokens,
+            -candidate.reused_tokens,
+            a.target.candidate != self.question.preferred,
+            a.target,
+        )
+
+    def at_last_level(self, target: Target) -> list[bool]:
+        ladders = self._domain(target.candidate).ladders
+        return [level == len(ladder) - 1 for level, ladder in zip(target.levels, ladders)]
+
+    def shortages(self) -> tuple[Shortage, ...]:
+        """What the root still lacks when everything inactive is released."""
+        root = len(self.question.candidates) - 1
+        a = self.assess(Target(root, tuple(len(ladder) - 1 for ladder in self._domain(root).ladders)))
+        if a.answer.feasible:
+            return tuple(Shortage(f"catalogue.{kind}", n) for kind, n in self.question.slots_short.items())
+        return a.answer.shortages
+
+
+def _with_level(target: Target, victim: int, level: int) -> Target:
+    levels = list(target.levels)
+    levels[victim] = level
+    return Target(target.candidate, tuple(levels))

@@ -1,0 +1,151 @@
+"""Model units: a unit is launched, then what earlier ones committed is published while it runs, then it is waited for
+and its output previewed, committed and made visible."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ninfer.constraints.masks import batch_masks
+from ninfer.contract import PendingBatch, ProgramPort, SequenceHandle
+from ninfer.errors import EngineFailed
+from ninfer.runtime.metrics import Metrics
+from ninfer.runtime.outbox import Outbox
+from ninfer.runtime.output import check_membership, discard_row, licence, preview_row
+from ninfer.runtime.record import RequestRecord, RequestState
+from ninfer.runtime.requests import Requests, aborted
+from ninfer.runtime.scheduler import Scheduler
+
+log = logging.getLogger("ninfer")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the worker is told at start. prefill_chunk: tokens of a unit. drafts: most a round may verify of a row.
+    overlap: the device works beside the host, so publication waits for the next launch."""
+
+    lanes: int
+    prefill_chunk: int
+    concurrent_prefill: bool = False
+    drafts: int = 0
+    overlap: bool = False
+
+
+class Units:
+    """Runs them. At most one batch is pending. ``clock`` reads seconds. ``capture`` makes the checkpoints that a row
+    owes at its position, and says whether it must stand still for them."""
+
+    def __init__(
+        self,
+        program: ProgramPort,
+        limits: Limits,
+        requests: Requests,
+        scheduler: Scheduler,
+        outbox: Outbox,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        capture: Callable[[RequestRecord, int], bool],
+    ) -> None:
+        self._program = program
+        self._limits = limits
+        self._requests = requests
+        self._scheduler = scheduler
+        self._outbox = outbox
+        self._metrics = metrics
+        self._clock = clock
+        self._capture = capture
+        self._pending: PendingBatch | None = None
+
+    def prefill(self, row: RequestRecord) -> None:
+        """One chunk, as far as the row's next checkpoint; after the last one the row's first token, or the forced
+        tokens that must precede it."""
+        sequence, prompt = sequence_of(row), len(row.request.identity.tokens)
+        self._metrics.prefill_units += 1
+        position = prompt - self._program.prefill_remaining(sequence)
+        if row.captures and row.captures[0].frontier == position and self._capture(row, position):
+            return
+        if position < prompt:
+            chunk = self._limits.prefill_chunk
+            if row.captures:
+                chunk = min(chunk, row.captures[0].frontier - position)
+            self._program.prefill(sequence, chunk)
+            self._outbox.deliver()
+            position = prompt - self._program.prefill_remaining(sequence)
+        standing = bool(row.captures) and row.captures[0].frontier == position and self._capture(row, position)
+        done = position == prompt and not standing
+        self._scheduler.on_prefill_unit(done)
+        if done and row.session.control:
+            self._go_on(row)
+        elif done:
+            masks = batch_masks((row.session.matcher,))
+            self._finish(self._program.finalize_prefill((sequence,), masks), (row,))
+
+    def control(self, row: RequestRecord) -> None:
+        """The forced tokens that are due."""
+        self._metrics.control_units += 1
+        self._finish(self._program.control(sequence_of(row), row.session.control), (row,))
+
+    def decode(self, rows: Sequence[RequestRecord]) -> None:
+        """One round of every ready row."""
+        self._metrics.decode_rounds += 1
+        self._metrics.decode_rows += len(rows)
+        sequences = [sequence_of(row) for row in rows]
+        licences = [licence(row, self._limits.drafts) for row in rows]
+        masks = batch_masks([row.session.matcher for row in rows])
+        self._finish(self._program.decode(sequences, licences, masks), rows)
+
+    def drop(self) -> None:
+        """Abort the pending batch, if there is one."""
+        pending, self._pending = self._pending, None
+        if pending is not None and not pending.spent:
+            self._program.abort_pending(pending)
+
+    def _finish(self, batch: PendingBatch, rows: Sequence[RequestRecord]) -> None:
+        """Consume the batch whole: preview every row, commit once, then make the outcome visible row by row."""
+        self._pending = batch
+        check_membership(batch, rows)
+        self._outbox.deliver()
+        self._program.wait(batch)
+        control = batch.kind == "control"
+        try:
+            decisions = [preview_row(row, out, control=control) for row, out in zip(rows, batch.rows, strict=True)]
+        except EngineFailed:
+            raise
+        except Exception as error:
+            self._abort(batch, rows, error)
+            return
+        self._program.commit(batch, decisions)
+        self._pending = None
+        now = self._clock()
+        for row in rows:
+            if row.ending is not None:
+                self._requests.end(row, row.ending, now)
+                continue
+            try:
+                events = self._requests.commit_output(row, now)
+            except Exception as error:
+                self._requests.end(row, aborted(error), now)
+                continue
+            self._outbox.publish(row.response, events)
+            self._go_on(row)
+
+    def _abort(self, batch: PendingBatch, rows: Sequence[RequestRecord], error: Exception) -> None:
+        log.error("a batch was aborted", exc_info=error)
+        for row in rows:
+            discard_row(row)
+        self._program.abort_pending(batch)
+        self._pending = None
+        now = self._clock()
+        for row in rows:
+            self._requests.end(row, aborted(error), now)
+
+    def _go_on(self, row: RequestRecord) -> None:
+        """Give a row with no unit in flight the state its session asks for."""
+        row.state = RequestState.CONTROL_READY if row.session.control else RequestState.DECODE_READY
+
+
+def sequence_of(row: RequestRecord) -> SequenceHandle:
+    """The sequence of an active row."""
+    assert row.sequence is not None
+    return row.sequence
