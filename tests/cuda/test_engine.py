@@ -65,6 +65,7 @@ GREEDY = ninfer.SamplingParams(temperature=0)
 
 def open_engine(recipe: str = "q4-mixed", **options: object) -> ninfer.Engine:
     source = synthetic_source("tiny", recipe)
+    options.setdefault("cache", ninfer.CacheOptions(enabled=False))
     return ninfer.Engine(source, device="cuda:0", max_context=512, progress=False, max_concurrency=2, **options)
 
 

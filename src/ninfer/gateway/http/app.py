@@ -80,7 +80,14 @@ def _routes(service: Service) -> list[BaseRoute]:
         if "anthropic-version" in request.headers:
             day = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started))
             limits = {"max_input_tokens": service.engine.max_context, "max_tokens": service.engine.max_context}
-            return {"type": "model", "id": model, "display_name": model, "created_at": day, **limits}
+            return {
+                "type": "model",
+                "id": model,
+                "display_name": model,
+                "created_at": day,
+                "lifecycle": "active",
+                **limits,
+            }
         return {"id": model, "object": "model", "created": started, "owned_by": "ninfer"}
 
     async def models(request: Request) -> Response:

@@ -64,6 +64,10 @@ def document(model: str, *, keyed: bool = False) -> dict[str, Any]:
             "/v1/messages": _generation(messages.FIELDS, model, "529", _ANTHROPIC_ERROR),
             "/v1/messages/count_tokens": _generation(messages.COUNT_FIELDS, model, "529", _ANTHROPIC_ERROR),
             "/v1/models": _reading("the served model"),
+            "/v1/models/{model}": {
+                **_reading("the served model", {"404": "another model"}),
+                "parameters": [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}],
+            },
             "/health": _reading("whether the server runs", open=True),
             "/ready": _reading("whether requests are welcome", {"503": "not yet, or not any more"}, open=True),
             "/metrics": _reading("Prometheus metrics", kind="text/plain"),
@@ -91,7 +95,12 @@ def _reading(
     what: str, others: dict[str, str] | None = None, *, kind: str = "application/json", open: bool = False
 ) -> dict[str, Any]:
     """A GET. open: it needs no key."""
-    answers = {"200": what, **(others or {})}
-    content = {kind: {"schema": {"type": "string" if kind == "text/plain" else "object"}}}
-    get: dict[str, Any] = {"responses": {code: {"description": d, "content": content} for code, d in answers.items()}}
+    refusals = {} if open else {"401": _REFUSALS["401"]}
+    answers = {"200": what, **refusals, **(others or {})}
+    found = {kind: {"schema": {"type": "string" if kind == "text/plain" else "object"}}}
+    told = {"application/json": {"schema": {"type": "object"}}}
+    responses = {
+        code: {"description": said, "content": found if code == "200" else told} for code, said in answers.items()
+    }
+    get: dict[str, Any] = {"responses": responses}
     return {"get": {**get, "security": []} if open else get}
