@@ -123,6 +123,8 @@ class Device(Protocol):
     activation: str
     asynchronous: bool
     """Whether submitted work runs beside the host; else a call returns when its work is done."""
+    recording_bytes: int
+    """Device memory to set aside for one recording of a pass."""
     ops: Ops
 
     def memory(self) -> DeviceMemory: ...

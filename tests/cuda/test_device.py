@@ -71,7 +71,7 @@ def test_weights_arrive_whole(
     device: CudaDevice, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...]
 ) -> None:
     """Objects smaller than a slab share one; larger ones travel in chunks, each filled by several threads."""
-    for name, value in (("SLAB", 1 << 17), ("CHUNK", 1 << 15)):
+    for name, value in (("SLAB", 1 << 17), ("OWN", 1 << 17), ("CHUNK", 1 << 15)):
         monkeypatch.setattr(residency, name, value)
     rng = np.random.default_rng(0)
     data = [rng.integers(0, 256, size, dtype=np.uint8) for size in sizes]

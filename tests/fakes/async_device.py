@@ -32,7 +32,7 @@ class AsyncDevice:
     def __init__(self, real: Device) -> None:
         self.real = real
         self.kind, self.name, self.activation = real.kind, f"delayed {real.name}", real.activation
-        self.asynchronous = True
+        self.asynchronous, self.recording_bytes = True, real.recording_bytes
         self.ops: Any = _DelayedOps(self)
         self.submitted = self.finished = self.waits = 0
         self._queue: deque[Callable[[], None]] = deque()

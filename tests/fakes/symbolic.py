@@ -207,6 +207,7 @@ class SymbolicDevice:
 
     def __init__(self, delayed: bool = False, memory: int = 1 << 24) -> None:
         self.delayed = self.asynchronous = delayed
+        self.recording_bytes = 100
         self.total = memory
         self.held = 0
         self.ops = SymbolicOps(self)

@@ -81,6 +81,7 @@ class CpuDevice:
     kind = "cpu"
     activation = "f32"
     asynchronous = False
+    recording_bytes = 0
     ops: Ops
 
     def __init__(self, threads: int | None = None) -> None:

@@ -22,7 +22,7 @@ from ninfer.program.stores.spaces import KVStore
 from ninfer.program.text import TextModel
 from ninfer.program.traffic import Traffic
 from ninfer.program.transfers import Transfers
-from ninfer.program.units import Units
+from ninfer.program.units import Units, recording_bytes
 
 log = logging.getLogger("ninfer")
 
@@ -48,13 +48,13 @@ def open_program(
     smallest plan does not fit.
     """
     retention = retention or Retention()
-    free, taken = device.memory().free, dict(device.taken())
+    free, taken, graphs = device.memory().free, dict(device.taken()), recording_bytes(device, shape)
     layouts = build_pool_layouts(model.kv_geometry, shape.codec)
     state_bytes = model.state_bytes(device.activation)
     _check_host(retention, layouts, state_bytes)
 
     def total(kv_pages: int) -> int:
-        return sum(measure(device, model, shape, kv_pages).values())
+        return sum(measure(device, model, shape, kv_pages).values()) + graphs
 
     try:
         profile, report = resolve_capacity(
@@ -62,17 +62,15 @@ def open_program(
             free_bytes=free,
         )  # fmt: skip
     except OutOfDeviceMemory as error:
-        plan = taken | measure(device, model, shape, max(pages(shape.context), shape.rows))
+        plan = taken | measure(device, model, shape, max(pages(shape.context), shape.rows)) | {"graphs": graphs}
         advice = "smaller max_context, max_concurrency or prefill_chunk need less"
         raise OutOfDeviceMemory(f"{error}: {_table(plan)}; {advice}", plan=plan, free=error.free) from None
-    arena = device.arena(report.planned_bytes)
+    arena = device.arena(report.planned_bytes - graphs)
     try:
         scope = ArenaScope(arena)
         memory = lay_out(scope, device, model, shape, profile.pages[layouts[0].kind])
         rows = ExecutionRows([layout.kind for layout in layouts], shape.rows, profile.logical_pages)
-        before = device.memory().free
         units = Units(device, arena, memory, shape, rows)
-        graphs = max(0, before - device.memory().free) if device.asynchronous else 0
     except BaseException:
         arena.close()
         raise

@@ -33,6 +33,16 @@ WIDTHS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536)
 """Tokens of the recorded prefill units below a whole chunk. Close enough that padding costs at most half a unit."""
 
 
+def prefill_widths(device: Device, chunk: int) -> tuple[int, ...]:
+    """Tokens of the prefill units that are recorded, ascending."""
+    return (*(w for w in WIDTHS if w < chunk), chunk) if device.asynchronous else ()
+
+
+def recording_bytes(device: Device, shape: Shape) -> int:
+    """Device memory to set aside for the recordings of passes: a decode round and a prefill unit of each size."""
+    return device.recording_bytes * (shape.rows + len(prefill_widths(device, shape.chunk)))
+
+
 class Units:
     """Submits units and owns what they need on the host: two input frames, one output frame, mask words, graphs."""
 
@@ -68,7 +78,7 @@ class Units:
             self._recall = [capture(partial(self._submit_recall, B)) for B in sizes]
             self._finish = [capture(partial(self._submit_finish, B)) for B in sizes]
             self._masked_finish = [capture(partial(self._submit_masked_finish, B)) for B in sizes]
-            widths = (*(w for w in WIDTHS if w < shape.chunk), shape.chunk) if device.asynchronous else ()
+            widths = prefill_widths(device, shape.chunk)
             self._prefill = {width: capture(partial(self._submit_prefill, width)) for width in widths}
             self._graphs = graphs.pop_all()
 
