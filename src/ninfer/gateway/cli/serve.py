@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ninfer.errors import InvalidRequest
-from ninfer.options import EngineOptions
+from ninfer.options import CacheOptions, EngineOptions
 
 
 def add_commands(commands: Any) -> None:
@@ -51,6 +51,7 @@ def add_commands(commands: Any) -> None:
     g.add_argument("--max-outstanding", type=int, default=64, metavar="N", help="requests it holds; default: 64")
     g.add_argument("--max-tokens", type=int, default=1024, metavar="N", help="output budget; default: 1024")
     g.add_argument("--queue-timeout", type=float, metavar="S", help="seconds a request may wait for its turn")
+    g.add_argument("--no-cache", action="store_true", help="keep nothing of finished requests")
     g.add_argument("--kv-dtype", default="auto", metavar="TYPE", help="numbers of the KV cache; default: auto")
     p.set_defaults(command=serve)
 
@@ -91,6 +92,7 @@ def serve(arguments: argparse.Namespace) -> int:
             max_tokens=arguments.max_tokens,
             queue_timeout=arguments.queue_timeout,
             kv_dtype=arguments.kv_dtype,
+            cache=CacheOptions(enabled=not arguments.no_cache),
         )
         with Engine(arguments.artifact, engine_options) as engine:
             host, port = listening.getsockname()[:2]
