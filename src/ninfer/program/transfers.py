@@ -73,8 +73,8 @@ class Transfers:
                 self._count("h2d", buffer, n)
 
     def page_across(self, pool: PoolKind, source: int, target: int) -> None:
+        self._device.copy_rows(self._planes[pool], source, target)
         for buffer in self._planes[pool]:
-            self._device.copy(buffer.slice(target, target + 1), buffer.slice(source, source + 1))
             self._count("d2d", buffer, 1)
 
     def image_down(self, slot: int, host: int) -> None:
