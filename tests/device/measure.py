@@ -29,6 +29,7 @@ Rows = list[tuple[str, str]]
 LIMITS = {
     "start": 30, "first token": 60, "model 4b": 40, "model 27b": 45, "model 0.8b": 25, "model 27b long": 60,
     "model 27b fp8": 40, "model 35b": 40, "tests": 60, "sampler": 30, "ops": 60, "kernels": 70, "sanitizer": 55,
+    "context": 30,
 }  # fmt: skip
 """Seconds of each stage."""
 
@@ -206,6 +207,14 @@ def sanitizer(out: Path) -> Rows:
     return rows
 
 
+def context(out: Path) -> Rows:
+    """Copies between the device's pages and host memory."""
+    from measure_context import copies
+
+    with opened() as device:
+        return copies(device)
+
+
 def tests(out: Path) -> Rows:
     """The tests of this folder."""
     return pytest(out, HERE / "gpu")
@@ -304,6 +313,7 @@ STAGES: dict[str, Callable[[Path], Rows]] = {
     "ops": ops,
     "kernels": kernels,
     "sanitizer": sanitizer,
+    "context": context,
 }
 WARM = "from ninfer._cpu.kernel import compile_all; compile_all()"
 """What the comparisons with the host wait for; it is done beside the first stages."""

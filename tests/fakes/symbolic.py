@@ -247,6 +247,10 @@ class SymbolicDevice:
         assert src.nbytes == dst.nbytes
         self.submit("download", lambda: np.copyto(dst, src.array))
 
+    def copy_rows(self, planes, source: int, target: int) -> None:
+        for plane in planes:
+            self.copy(plane.slice(target, target + 1), plane.slice(source, source + 1))
+
     def copy(self, dst: HostBuffer, src: HostBuffer) -> None:
         self.submit("copy", lambda: np.copyto(dst.array, src.array))
 

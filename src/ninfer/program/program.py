@@ -79,7 +79,7 @@ class Program:
         self.components = components
         self.report = report
         self.store = store
-        self._transactions = Transactions(store)
+        self._transactions = Transactions(store, units.clear_counts)
         self._units = units
         self._traffic = traffic
         self._sequences = store.sequences
@@ -144,10 +144,7 @@ class Program:
         return self._transactions.poll()
 
     def commit_transaction(self) -> ResourceResult:
-        result = self._transactions.commit()
-        if result.sequence is not None:
-            self._units.clear_counts(self._sequences.get(result.sequence).lane)
-        return result
+        return self._transactions.commit()
 
     def abort_transaction(self) -> ResourceResult:
         return self._transactions.abort()
@@ -304,6 +301,7 @@ class Program:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
+            self._transactions.close()
             self._units.close()
 
     # -- inside a unit -------------------------------------------------------------------------------------------

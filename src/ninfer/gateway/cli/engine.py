@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ninfer.options import EngineOptions, SpecOptions
+from ninfer.options import CacheOptions, EngineOptions, SpecOptions
 
 
 def add_engine_options(g: Any) -> None:
     """Declare the options that :func:`engine_options` reads on a parser or a group of one."""
     g.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu or cuda:N; default: auto")
     g.add_argument("--kv-dtype", default="auto", metavar="TYPE", help="numbers of the KV cache; default: auto")
+    g.add_argument("--no-cache", action="store_true", help="keep nothing of finished requests")
     g.add_argument("--spec", default="none", metavar="BACKEND", help="what drafts tokens: none or mtp; default: none")
     g.add_argument("--draft-tokens", type=int, default=3, metavar="N", help="tokens drafted for a round; default: 3")
 
@@ -21,6 +22,7 @@ def engine_options(arguments: argparse.Namespace, **others: Any) -> EngineOption
     return EngineOptions(
         device=arguments.device,
         kv_dtype=arguments.kv_dtype,
+        cache=CacheOptions(enabled=not arguments.no_cache),
         spec=SpecOptions(arguments.spec, draft_tokens=arguments.draft_tokens),
         **others,
     )
