@@ -67,6 +67,52 @@ DEVICE void sum_parts(float (&sum)[4], const float* parts, int lane) {
     }
 }
 
+// Channel c of a head's q, k and v: 2 DK, then dv. kind: the part, or -1 beyond; own: where in it. Keys narrower than DK
+// are padded by channels that are not real.
+struct Channel {
+    int kind, own, channel;
+    bool real;
+    const u16* columns;  // its inputs, every n
+    i64 n;
+    float w[TAPS];
+    u16 x[TAPS];  // the inputs of the current column, oldest first
+
+    DEVICE void load_weights(const Gdn& a, int head, int c) {
+        kind = c < DK ? 0 : c < 2 * DK ? 1 : c < 2 * DK + a.dv ? 2 : -1;
+        own = kind == 2 ? c - 2 * DK : c % DK;
+        real = kind == 2 || kind >= 0 && own < a.dk;
+        channel = kind == 2 ? head * (int)a.dv + own : head / (int)(a.nv / a.nk) * (int)a.dk + own;
+#pragma unroll
+        for (int j = 0; j < TAPS; ++j) {
+            const int tap = j - TAPS + (int)a.taps;
+            w[j] = real && tap >= 0 ? from_bf16(part_weights(a, kind)[tap * channels_of(a) + channel]) : 0.0f;
+        }
+    }
+
+    DEVICE void load_inputs(const Gdn& a, int b) {
+        const Inputs inputs(a, b, maximum(kind, 0));
+        columns = inputs.columns + channel, n = inputs.n;
+#pragma unroll
+        for (int j = 0; j < TAPS; ++j) {
+            const int t = j - TAPS + 1;
+            x[j] = real && t > -(int)a.taps ? inputs.at(t, channel) : (u16)0;
+        }
+    }
+
+    DEVICE void advance(int t) {
+#pragma unroll
+        for (int j = 0; j < TAPS - 1; ++j) x[j] = x[j + 1];
+        x[TAPS - 1] = real ? columns[t * n] : (u16)0;
+    }
+
+    DEVICE float convolved() const {
+        float sum = 0;
+#pragma unroll
+        for (int j = 0; j < TAPS; ++j) sum += w[j] * from_bf16(x[j]);
+        return silu(sum);
+    }
+};
+
 // -- a few columns: everything in one launch, blocks (value heads, B) of 256 threads
 
 // Latency is all: what is constant is loaded before the predecessors end, everything else at once after they did.
@@ -74,75 +120,51 @@ template <bool VECTORS> DEVICE void few(const Gdn& a) {
     DYNAMIC_SHARED(shared);
     __shared__ int last;
     const int head = block_x(), b = block_y(), ratio = (int)(a.nv / a.nk), key = head / ratio, warp = thread() / 32, lane = thread() % 32;
-    const int W = (int)a.W, dk = (int)a.dk, dv = (int)a.dv, taps = (int)a.taps, each = 2 * DK + dv;
+    const int W = (int)a.W, dk = (int)a.dk, dv = (int)a.dv;
     const i64 channels = channels_of(a), keys = a.nk * a.dk;
     float *errors = (float*)shared, *outputs = errors + WARPS * WIDE, *q = outputs + WARPS * WIDE, *k = q + W * DK;
     float *v = k + W * DK, *o = v + W * dv, *gated = o + W * dv, *gates = gated + W * dv;  // gates [W][2]
     const float rate = expf(a.a_log[head]), bias = a.dt_bias[head];
 
-    // channel c of this head: q, k, v one after another
-    auto part_of = [&](int c) { return c < DK ? 0 : c < 2 * DK ? 1 : 2; };
-    auto channel_of = [&](int c) { return c < 2 * DK ? key * dk + c % DK : head * dv + c - 2 * DK; };
-    auto inside = [&](int c) { return c < each && (c >= 2 * DK || c % DK < dk); };
-    auto load_weights = [&](float (&w)[TAPS], int c) {
+    // A thread convolves two channels of this head's q, k, v, one after another.
+    Channel mine[2];
 #pragma unroll
-        for (int j = 0; j < TAPS; ++j) {
-            const int tap = j - TAPS + taps;
-            w[j] = tap >= 0 && inside(c) ? from_bf16(a.convolution[tap * channels + part_of(c) * keys + channel_of(c)]) : 0.0f;
-        }
-    };
-    float w[TAPS];
-    load_weights(w, thread());
+    for (int i = 0; i < 2; ++i) mine[i].load_weights(a, head, thread() + i * threads());
     after_predecessors();
     const int width = a.width[b];
     const i64 read = a.read[b], write = a.write[b], token = (i64)b * W;
     const bool fresh = a.start[b] == 0, leads = head % ratio == 0;
     if (width <= 0) return;
 
-    // the first columns' state is on its way while the convolution runs
+    // The few bytes that everything waits for first, then the state, on its way while the convolution runs.
+#pragma unroll
+    for (int i = 0; i < 2; ++i) mine[i].load_inputs(a, b);
+    const int own = minimum(thread(), width - 1);
+    const u16 gate_a = a.gate_a[(token + own) * a.nv + head], gate_b = a.gate_b[(token + own) * a.nv + head];
     Part<VECTORS> part;
     part.load(fresh ? nullptr : state_of(a, read, head), dk, dv, warp, lane);
-#pragma unroll 1
-    for (int i = thread(); i < width * dv; i += threads()) gated[i] = from_bf16(a.norm[i % dv]) * silu(from_bf16(a.z[((token + i / dv) * a.nv + head) * dv + i % dv]));
-#pragma unroll 1
-    for (int t = thread(); t < width; t += threads()) {
-        const float x = from_bf16(a.gate_a[(token + t) * a.nv + head]) + bias, g = -rate * (x > 20.0f ? x : log1pf(expf(x)));
-        gates[2 * t] = expf(g);
-        gates[2 * t + 1] = sigmoid(from_bf16(a.gate_b[(token + t) * a.nv + head]));
-        if (a.record_g) a.record_g[(token + t) * a.nv + head] = g;
+    if (thread() < width) {
+        const float x = from_bf16(gate_a) + bias, g = -rate * (x > 20.0f ? x : log1pf(expf(x)));
+        gates[2 * own] = expf(g);
+        gates[2 * own + 1] = sigmoid(from_bf16(gate_b));
+        if (a.record_g) a.record_g[(token + own) * a.nv + head] = g;
     }
-
-    u16 recent[TAPS] = {};  // of the thread's first channel: what comes before the next column
-#pragma unroll 1
-    for (int c = thread(); c < each; c += threads()) {
-        const int kind = part_of(c), own = c < 2 * DK ? c % DK : c - 2 * DK;
-        float* row = kind == 0 ? q + own : kind == 1 ? k + own : v + own;
-        const int stride = kind == 2 ? dv : DK;
-        if (c >= threads()) load_weights(w, c);
-        const Inputs inputs(a, b, kind);
-        const bool real = inside(c);
-        u16 x[TAPS];
 #pragma unroll
-        for (int j = 0; j < TAPS - 1; ++j) {
-            const int t = j - TAPS + 1;
-            x[j + 1] = real && t >= 1 - taps ? inputs.at(t, channel_of(c)) : (u16)0;
-        }
+    for (int i = 0; i < 2; ++i) {
+        Channel& c = mine[i];
+        if (c.kind < 0) continue;
+        float* row = c.kind == 0 ? q + c.own : c.kind == 1 ? k + c.own : v + c.own;
+        const int stride = c.kind == 2 ? dv : DK;
 #pragma unroll 1
         for (int t = 0; t < width; ++t) {
-#pragma unroll
-            for (int j = 0; j < TAPS - 1; ++j) x[j] = x[j + 1];
-            x[TAPS - 1] = real ? inputs.at(t, channel_of(c)) : (u16)0;
-            float sum = 0;
-#pragma unroll
-            for (int j = 0; j < TAPS; ++j) sum += w[j] * from_bf16(x[j]);
-            row[t * stride] = silu(sum);
-            if (a.record_c && real && (kind == 2 || leads)) a.record_c[(token + t) * channels + kind * keys + channel_of(c)] = x[TAPS - 1];
+            if (t) c.advance(t);
+            row[t * stride] = c.convolved();
+            if (a.record_c && c.real && (c.kind == 2 || leads)) a.record_c[(token + t) * channels + c.kind * keys + c.channel] = c.x[TAPS - 1];
         }
-        if (kind == 2 && !a.record_k) put_tail(a, write, kind, channel_of(c), x);
-        if (c < threads())
-#pragma unroll
-            for (int j = 0; j < TAPS; ++j) recent[j] = x[j];
+        if (c.kind == 2 && !a.record_k) put_tail(a, write, c.kind, c.channel, c.x);
     }
+#pragma unroll 1
+    for (int i = thread(); i < width * dv; i += threads()) gated[i] = from_bf16(a.norm[i % dv]) * silu(from_bf16(a.z[((token + i / dv) * a.nv + head) * dv + i % dv]));
     sync();
 #pragma unroll 1
     for (int i = warp; i < 2 * width; i += threads() / 32) {
@@ -191,7 +213,7 @@ template <bool VECTORS> DEVICE void few(const Gdn& a) {
         for (int i = lane; i < dv; i += 32) a.out[((token + t) * a.nv + head) * dv + i] = to_bf16(o[t * dv + i] * inverse * gated[t * dv + i]);
     }
     if (a.record_k || !last) return;
-    if (thread() < 2 * DK && inside(thread())) put_tail(a, write, part_of(thread()), channel_of(thread()), recent);
+    if (mine[0].kind < 2 && mine[0].real) put_tail(a, write, mine[0].kind, mine[0].channel, mine[0].x);
     if (thread() == 0) a.tickets[b * a.nk + key] = 0;
 }
 
