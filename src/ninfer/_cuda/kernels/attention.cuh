@@ -113,6 +113,11 @@ template <int HD, int KEYS, class Plane> DEVICE void attention(const Attention& 
     const int end = last < first ? 0 : start + last / ratio + 1;                // ordinals that any row here sees
     const int pages = (end + PAGE - 1) / PAGE, run = (pages + (int)a.splits - 1) / (int)a.splits;
     const int page_begin = split * run, page_end = minimum(pages, page_begin + run);
+    const i64 unit = ((i64)(b * (int)a.hk + head) * ((rows + 15) / 16) + tile) * a.splits + split;
+    if (KEYS < PAGE && a.splits > 1 && page_begin >= page_end) {  // nothing to add
+        if (thread() < 16) a.partial[(unit * 16 + thread()) * (hd + 2) + hd] = -INFINITY;
+        return;
+    }
 
     auto load = [&](const void* plane, const u16* scales, u8* to, int page) {
         if (page < page_end) {
@@ -249,7 +254,6 @@ template <int HD, int KEYS, class Plane> DEVICE void attention(const Attention& 
                 for (int j = 0; j < 2; ++j) room[(warp * 16 + row) * HD + Operand::feature(n, lane % 4 * 2 + j)] = sums[n][2 * i + j] * factor;
         }
         sync();
-        const i64 unit = ((i64)(b * (int)a.hk + head) * ((rows + 15) / 16) + tile) * a.splits + split;
         for (int i = thread(); i < 16 * hd; i += threads()) {
             const int row = i / hd, d = i % hd;
             if (first + row >= rows) break;

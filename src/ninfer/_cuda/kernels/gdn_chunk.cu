@@ -30,11 +30,6 @@ DEVICE u8* chunk_head(const Gdn& a, int b, int chunk, int head) {
 // Where a slice keeps a value: rows that are stored together meet different banks.
 DEVICE int value_at(int row, int column) { return row * SLICE + (column ^ (row & 3) * 8); }
 
-DEVICE void load4(float (&x)[4], const float* p) {
-    const Word4 v = *(const Word4*)p;
-    x[0] = from_bits(v.x), x[1] = from_bits(v.y), x[2] = from_bits(v.z), x[3] = from_bits(v.w);
-}
-
 // -- all chunks at once; blocks (key heads, chunks, B), eight warps
 
 constexpr int SPAN = 8 + TAPS - 1;  // inputs of eight columns
