@@ -41,7 +41,7 @@ from ninfer.errors import (
 )
 from ninfer.handle import GenerationHandle
 from ninfer.inputs import Chat, Message, TextPrompt, TokenPrompt, Tool
-from ninfer.options import CacheOptions, EngineOptions, RequestOptions, SamplingParams, ToolChoice
+from ninfer.options import CacheOptions, EngineOptions, RequestOptions, SamplingParams, SpecOptions, ToolChoice
 from ninfer.results import (
     ConstraintReport,
     Delta,
@@ -105,6 +105,7 @@ __all__ = [
     "RequestAborted",
     "RequestOptions",
     "SamplingParams",
+    "SpecOptions",
     "SpeculationStats",
     "StaleHandle",
     "TextPrompt",

@@ -123,6 +123,8 @@ class Device(Protocol):
     activation: str
     asynchronous: bool
     """Whether submitted work runs beside the host; else a call returns when its work is done."""
+    recording_bytes: int
+    """Device memory to set aside for one recording of a pass."""
     ops: Ops
 
     def memory(self) -> DeviceMemory: ...
@@ -156,6 +158,10 @@ class Device(Protocol):
     def download(self, dst: npt.NDArray[Any], src: Buffer) -> None: ...
 
     def copy(self, dst: Buffer, src: Buffer) -> None: ...
+
+    def copy_rows(self, planes: Sequence[Buffer], source: int, target: int) -> None:
+        """Entry ``source`` along the first axis of every buffer becomes its entry ``target``."""
+        ...
 
     def zero(self, dst: Buffer) -> None: ...
 

@@ -241,6 +241,10 @@ class Ops(Protocol):
         """out act [n, H] = norm1(x[index], norm); index i32 [n], or all rows in order where it is None."""
         ...
 
+    def norm_pair(self, out: Buffer, a: Buffer, b: Buffer, norm_a: Buffer, norm_b: Buffer, eps: float) -> None:
+        """out act [T, 2H] = [norm1(a, norm_a), norm1(b, norm_b)], a and b act [T, H] side by side."""
+        ...
+
     def head(self, logits: Buffer, hidden: Buffer, weight: Matrix) -> None:
         """logits f32 [n, V] = hidden [n, H] times the first V rows of the weight."""
         ...
@@ -373,6 +377,17 @@ class Ops(Protocol):
         by a draw from ``max(p - q, 0)`` with purpose 3, or from ``p`` where rounding leaves nothing of that; after the
         last a token is drawn from ``p`` with ``rows.purpose``. A column that cannot be decided holds -1 or -2 as in
         ``sample`` and ends the row.
+        """
+        ...
+
+    def draft_rows(
+        self, index: Buffer, start: Buffer, width: Buffer, positions: Buffer, accepted: Buffer, rows: Rows, limit: int
+    ) -> None:
+        """Where drafting goes on after ``n = accepted[b]`` drafts were kept, accepted i32 [B].
+
+        index i32 [B] = b*W + n, the row's last true column. start, width i32 [S, B] and positions i32 [S, 3, B]: the
+        s-th column behind it, at ordinal ``rows.start + n + 1 + s`` and the column's rotary axes + 1 + s. Ordinals from
+        ``limit`` on have width 0 and stand at ``limit - 1``.
         """
         ...
 

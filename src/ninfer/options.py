@@ -208,6 +208,33 @@ class SamplingParams:
         return attrs.evolve(base, **{k: v for k, v in chosen.items() if v is not None})
 
 
+@attrs.frozen
+class SpecOptions:
+    """Speculative decoding: tokens are drafted cheaply and verified together; every token's distribution stays that of
+    ordinary sampling. Errors: InvalidRequest naming the field.
+
+    backend: "none", or "mtp": the model's own multi-token-prediction module, which the artifact must hold.
+    draft_tokens: most tokens drafted for a round, 1..7.
+    """
+
+    backend: str = attrs.field(default="none", validator=_choice("none", "mtp"))
+    draft_tokens: int = attrs.field(default=3, validator=_integer(1, 7), kw_only=True)
+
+    @property
+    def window(self) -> int:
+        """Drafts of a round; 0 without speculation."""
+        return 0 if self.backend == "none" else self.draft_tokens
+
+
+def _as_spec(value: Any) -> Any:
+    return SpecOptions(value) if isinstance(value, str) else value
+
+
+def _spec(_: Any, attribute: Any, value: Any) -> None:
+    if not isinstance(value, SpecOptions):
+        raise _refuse(f"expected SpecOptions or the name of a backend, got {value!r}", attribute.name)
+
+
 @attrs.frozen(kw_only=True)
 class CacheOptions:
     """How much of finished requests an engine keeps, so that later ones need not read it again. docs/context-cache.md.
@@ -249,9 +276,8 @@ class EngineOptions:
     another request prefills. kv_capacity: tokens of the KV pool, or "auto" (max_concurrency x max_context, at most 25 %
     of RAM, or what a GPU has free less 1 GiB). kv_dtype: how keys and values are kept: "auto" (fp32 on the CPU, bf16 on
     a GPU), "fp32" (CPU alone), "bf16", or "int8" (codes of 8 bits with an fp16 scale for every 64, about half of bf16).
-    cache: CacheOptions.
-    grammar_cache_bytes: compiled constraints that are kept, bytes. phase_timings: measure the host time of constraint
-    work in each result.
+    spec: SpecOptions, or the name of a backend. cache: CacheOptions. grammar_cache_bytes: compiled constraints that are
+    kept, bytes. phase_timings: measure the host time of constraint work in each result.
     progress: None (bars in a terminal or notebook), a bool, or ``callback(stage, done, total)``.
     """
 
@@ -267,6 +293,7 @@ class EngineOptions:
     concurrent_prefill: bool = attrs.field(default=False, validator=_boolean)
     kv_capacity: int | str = attrs.field(default="auto", validator=_kv_capacity)
     kv_dtype: str = attrs.field(default="auto", validator=_choice("auto", "fp32", "bf16", "int8"))
+    spec: SpecOptions = attrs.field(default=SpecOptions(), converter=_as_spec, validator=_spec)
     cache: CacheOptions = attrs.field(default=CacheOptions(), validator=_cache)
     grammar_cache_bytes: int = attrs.field(default=256 << 20, validator=_integer(0))
     phase_timings: bool = attrs.field(default=False, validator=_boolean)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Mapping
+from itertools import zip_longest
 from typing import Any, Literal
 
 import attrs
@@ -95,12 +96,27 @@ class Timings:
 
 @attrs.frozen
 class SpeculationStats:
-    """Draft counters of one request."""
+    """Drafts of one request: rounds that verified any, drafts verified, drafts kept, and those kept by their place in a
+    round."""
 
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
     accepted_per_position: tuple[int, ...] = ()
+
+    def plus(self, other: SpeculationStats) -> SpeculationStats:
+        """Both together."""
+        places = zip_longest(self.accepted_per_position, other.accepted_per_position, fillvalue=0)
+        return SpeculationStats(
+            self.rounds + other.rounds,
+            self.drafted + other.drafted,
+            self.accepted + other.accepted,
+            tuple(map(sum, places)),
+        )
+
+    def after(self, drafted: int, accepted: int) -> SpeculationStats:
+        """With one round more."""
+        return self.plus(SpeculationStats(1, drafted, accepted, (1,) * accepted + (0,) * (drafted - accepted)))
 
 
 @attrs.frozen(kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from itertools import pairwise
 from pathlib import Path
 
@@ -71,7 +72,7 @@ def test_weights_arrive_whole(
     device: CudaDevice, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...]
 ) -> None:
     """Objects smaller than a slab share one; larger ones travel in chunks, each filled by several threads."""
-    for name, value in (("SLAB", 1 << 17), ("CHUNK", 1 << 15)):
+    for name, value in (("SLAB", 1 << 17), ("OWN", 1 << 17), ("CHUNK", 1 << 15)):
         monkeypatch.setattr(residency, name, value)
     rng = np.random.default_rng(0)
     data = [rng.integers(0, 256, size, dtype=np.uint8) for size in sizes]
@@ -196,6 +197,30 @@ def test_copies_run_beside_the_work(device: CudaDevice, driver: FakeDriver) -> N
     with pytest.raises(InvariantError):
         copies.upload(buffer, values[:4])
     assert driver.calls["streamWaitEvent"] == 1
+
+
+def test_rows_of_many_planes_are_copied_in_one_launch(device: CudaDevice, driver: FakeDriver, rows: None) -> None:
+    arena = device.arena(4096)
+    planes = [arena.buffer(at, (4, *shape), dtype) for at, shape, dtype in ((0, (3, 8), "bf16"), (1024, (16,), "f16"))]
+    for source, target in ((1, 3), (0, 2)):
+        device.copy_rows(planes, source, target)
+    assert [launch[0] for launch in driver.launches] == ["copy_rows"] * 2
+    (_, grid, _, _, slots) = driver.launches[0]
+    assert grid[1] == len(planes)
+    assert (slots[0], slots[2], slots[3]) == (planes[0].ptr, 1, 3)
+    assert driver.launches[1][-1][1] == slots[1], "one table for the same planes"
+    table = np.ctypeslib.as_array((ctypes.c_int64 * 4).from_address(slots[1]))
+    assert table.tolist() == [0, 48 // 8, 1024 // 8, 32 // 8]
+    for bad in ((4, 0), (0, -1)):
+        with pytest.raises(InvariantError, match="rows"):
+            device.copy_rows(planes, *bad)
+    with pytest.raises(InvariantError, match="rows of 6 bytes"):
+        device.copy_rows([arena.buffer(0, (4, 3), "bf16")], 0, 1)
+
+
+@pytest.fixture
+def rows(device: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "function", lambda module, symbol: symbol)
 
 
 def test_events_report_faults_and_pending_work(device: CudaDevice, driver: FakeDriver) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 
 @pytest.mark.parametrize("depth", ["not full", pytest.param("full", marks=pytest.mark.full)])
-def test_sampler_kernels_under_the_simulator(depth: str) -> None:
+def test_kernels_under_the_simulator(depth: str) -> None:
     here = Path(__file__).parent
     environment = os.environ | {"NUMBA_ENABLE_CUDASIM": "1"}
     command = [
@@ -23,6 +23,7 @@ def test_sampler_kernels_under_the_simulator(depth: str) -> None:
         "no:cacheprovider",
         "-m",
         depth,
+        str(here / "simulated_memory.py"),
         str(here / "simulated_sampler.py"),
     ]
     done = subprocess.run(command, env=environment, cwd=here.parents[1], capture_output=True, text=True, timeout=1200)

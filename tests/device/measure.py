@@ -28,7 +28,8 @@ Rows = list[tuple[str, str]]
 
 LIMITS = {
     "start": 30, "first token": 60, "model 4b": 40, "model 27b": 45, "model 0.8b": 25, "model 27b long": 60,
-    "model 27b fp8": 40, "model 35b": 40, "tests": 60, "sampler": 30, "ops": 60, "kernels": 70, "sanitizer": 75,
+    "model 27b fp8": 40, "model 35b": 40, "tests": 60, "sampler": 30, "ops": 60, "kernels": 70, "sanitizer": 55,
+    "context": 30,
 }  # fmt: skip
 """Seconds of each stage."""
 
@@ -180,7 +181,9 @@ def sanitizer(out: Path) -> Rows:
                 continue
             name = f"{tool} {path.stem.removeprefix('test_')}"
             report, log = out / f"{name.replace(' ', '_')}.report", out / f"{name.replace(' ', '_')}.log"
-            command = ["compute-sanitizer", "--tool", tool, "--log-file", str(report), sys.executable, "-m", "pytest"]
+            command = ["compute-sanitizer", "--tool", tool, "--log-file", str(report)]
+            command += ["--report-api-errors", "no"] if tool == "memcheck" else []
+            command += [sys.executable, "-m", "pytest"]
             command += ["-v", "--tb=line", "--timeout", "0", "-p", "no:cacheprovider", str(path)]
             environment = os.environ | {"NINFER_TEST_DEVICE": "cuda:0"}
             with log.open("w") as file:
@@ -202,6 +205,14 @@ def sanitizer(out: Path) -> Rows:
         if errors:
             rows += [(name, line[:150]) for line in found.splitlines()[:12]]
     return rows
+
+
+def context(out: Path) -> Rows:
+    """Copies between the device's pages and host memory."""
+    from measure_context import copies
+
+    with opened() as device:
+        return copies(device)
 
 
 def tests(out: Path) -> Rows:
@@ -302,6 +313,7 @@ STAGES: dict[str, Callable[[Path], Rows]] = {
     "ops": ops,
     "kernels": kernels,
     "sanitizer": sanitizer,
+    "context": context,
 }
 WARM = "from ninfer._cpu.kernel import compile_all; compile_all()"
 """What the comparisons with the host wait for; it is done beside the first stages."""

@@ -24,7 +24,7 @@ def test_an_unknown_keyword_is_a_type_error(world, name):
     w.check_at_rest()
 
 
-@pytest.mark.parametrize("name", ["spec", "vision", "purpose", "unknown"])
+@pytest.mark.parametrize("name", ["vision", "purpose", "unknown"])
 def test_an_unknown_engine_option_is_a_type_error(world, name):
     with pytest.raises(TypeError, match=name):
         ninfer.Engine("artifact", **{name: 1})

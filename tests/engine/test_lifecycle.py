@@ -150,8 +150,17 @@ def test_after_a_failed_construction_everything_is_closed(world, monkeypatch):
         ninfer.engine,
         "open_instance",
         lambda artifact, options: ninfer.runtime.instance.Instance(
-            w.frontend, w.program, "m", "d", 64, 8, False, resolve(ninfer.CacheOptions(), 1, "cpu"), GENERIC,
-            lambda: closed.append(1), lambda: 1e9
+            w.frontend,
+            w.program,
+            "m",
+            "d",
+            64,
+            8,
+            False,
+            resolve(ninfer.CacheOptions(), 1, "cpu"),
+            GENERIC,
+            lambda: closed.append(1),
+            lambda: 1e9,
         ),
     )
 

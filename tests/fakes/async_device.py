@@ -8,7 +8,7 @@ code that reads a result or reuses a host array too early computes something els
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ class AsyncDevice:
     def __init__(self, real: Device) -> None:
         self.real = real
         self.kind, self.name, self.activation = real.kind, f"delayed {real.name}", real.activation
-        self.asynchronous = True
+        self.asynchronous, self.recording_bytes = True, real.recording_bytes
         self.ops: Any = _DelayedOps(self)
         self.submitted = self.finished = self.waits = 0
         self._queue: deque[Callable[[], None]] = deque()
@@ -70,6 +70,9 @@ class AsyncDevice:
 
     def copy(self, dst: Buffer, src: Buffer) -> None:
         self.submit(lambda: self.real.copy(dst, src))
+
+    def copy_rows(self, planes: Sequence[Buffer], source: int, target: int) -> None:
+        self.submit(lambda: self.real.copy_rows(planes, source, target))
 
     def zero(self, dst: Buffer) -> None:
         self.submit(lambda: self.real.zero(dst))

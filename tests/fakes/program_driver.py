@@ -130,8 +130,8 @@ class Masks:
         self.fills += 1
         if self.fault is not None:
             raise self.fault
-        slots[0] = mask_words(self.legal[row], slots.shape[1])
-        return RowMask(1, dead=0 if self.legal[row] else 1)
+        slots[:] = mask_words(self.legal[row], slots.shape[1])
+        return RowMask(len(slots), dead=0 if self.legal[row] else (1 << len(slots)) - 1)
 
 
 def mask_words(legal: set[int], words: int) -> np.ndarray:

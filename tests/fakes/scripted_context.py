@@ -132,8 +132,7 @@ class KeptSession:
                 if level:
                     depths = [owner.points[k][0] for k in outcome.kept if owner.points[k][0] <= frontier]
                     recovery[CheckpointRef(handle, q)] = tuple(
-                        RecoveryRecipe((), PrefillWork(1, frontier - d, pairs(d, frontier - d)))
-                        for d in (*depths, 0)
+                        RecoveryRecipe((), PrefillWork(1, frontier - d, pairs(d, frontier - d))) for d in (*depths, 0)
                     )
         moved = candidate.consume and candidate.ref is not None
         if moved:

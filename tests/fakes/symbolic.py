@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from ninfer.contract import DeviceMemory
 from ninfer.errors import DeviceError, OutOfDeviceMemory
-from ninfer.program.layout import KVGeometry
+from ninfer.program.layout import KVGeometry, PoolKind
 
 NUMPY = {
     "u8": np.uint8, "i8": np.int8, "f16": np.float16, "bf16": np.uint16, "i32": np.int32, "u32": np.uint32,
@@ -207,6 +207,7 @@ class SymbolicDevice:
 
     def __init__(self, delayed: bool = False, memory: int = 1 << 24) -> None:
         self.delayed = self.asynchronous = delayed
+        self.recording_bytes = 100
         self.total = memory
         self.held = 0
         self.ops = SymbolicOps(self)
@@ -245,6 +246,10 @@ class SymbolicDevice:
     def download(self, dst: np.ndarray, src: HostBuffer) -> None:
         assert src.nbytes == dst.nbytes
         self.submit("download", lambda: np.copyto(dst, src.array))
+
+    def copy_rows(self, planes, source: int, target: int) -> None:
+        for plane in planes:
+            self.copy(plane.slice(target, target + 1), plane.slice(source, source + 1))
 
     def copy(self, dst: HostBuffer, src: HostBuffer) -> None:
         self.submit("copy", lambda: np.copyto(dst.array, src.array))
@@ -312,7 +317,11 @@ class SymbolicOps:
         return 0
 
     def scatter(self, dst, src, index) -> None:
-        self.device.submit("scatter", lambda: dst.array.__setitem__(index.array, src.array))
+        def run() -> None:
+            kept = index.array >= 0
+            dst.array[index.array[kept]] = src.array[kept]
+
+        self.device.submit("scatter", run)
 
     def gather(self, dst, src, index) -> None:
         self.device.submit("gather", lambda: np.copyto(dst.array, src.array[index.array]))
@@ -332,14 +341,48 @@ class SymbolicOps:
                     logits.array[b], masks.array[b, 0], counts.array[whole[3]], rows.real.array[b], whole,
                     rows.seed.array[b], rows.index.array[b, 0], rows.purpose.array[b, 0],
                 )  # fmt: skip
-                out.token.array[b, 0] = token
-                out.logprob.array[b, 0] = z[token] if token >= 0 else 0
-                n = max(0, int(whole[1]))
-                best = np.argsort(-z, kind="stable")[:n]
-                out.alt_ids.array[b, 0, : len(best)] = best
-                out.alt_logprobs.array[b, 0, : len(best)] = z[best]
+                self._report(out, b, 0, whole, token, z)
 
         self.device.submit("sample", run)
+
+    def accept(self, out, accepted, logits, masks, counts, rows, drafts, scratch) -> None:
+        """A draft is kept where the token would have been chosen without it; so the tokens are those of ``sample``."""
+
+        def run() -> None:
+            for b in range(rows.B):
+                whole, seen = rows.whole.array[b], counts.array[rows.whole.array[b, 3]].copy()
+                planned = int(drafts.count.array[b])
+                for w in range(planned + 1):
+                    token, z = choose(
+                        logits.array[b * rows.W + w], masks.array[b, w], seen, rows.real.array[b], whole,
+                        rows.seed.array[b], rows.index.array[b, w], min(rows.purpose.array[b, w], 1),
+                    )  # fmt: skip
+                    self._report(out, b, w, whole, token, z)
+                    accepted.array[b] = w
+                    if w == planned or token != drafts.tokens.array[b, w]:
+                        break
+                    seen[token] += 1
+
+        self.device.submit("accept", run)
+
+    @staticmethod
+    def _report(out, b, w, whole, token, z) -> None:
+        out.token.array[b, w] = token
+        out.logprob.array[b, w] = z[token] if token >= 0 else 0
+        best = np.argsort(-z, kind="stable")[: max(0, int(whole[1]))]
+        out.alt_ids.array[b, w, : len(best)] = best
+        out.alt_logprobs.array[b, w, : len(best)] = z[best]
+
+    def draft_rows(self, index, start, width, positions, accepted, rows, limit) -> None:
+        def run() -> None:
+            B, W, n = rows.B, rows.W, accepted.array
+            index.array[:] = np.arange(B) * W + n
+            for s in range(len(start.array)):
+                ordinals = rows.start.array + n + 1 + s
+                start.array[s], width.array[s] = np.minimum(ordinals, limit - 1), ordinals < limit
+                positions.array[s] = rows.positions.array[:, index.array] + 1 + s
+
+        self.device.submit("draft_rows", run)
 
 
 # -- model ---------------------------------------------------------------------------------------------------------
@@ -349,7 +392,17 @@ class SymbolicOps:
 class SymbolicModel:
     vocabulary: int = 37
     hidden_size: int = 1
-    kv_geometry: KVGeometry = field(default_factory=lambda: KVGeometry(1, 1, 1))
+    drafting: bool = False
+    """Whether it has a module that drafts; ``guess`` says what."""
+    guess: Callable[[int, int], int] = lambda hidden, token: mix(hidden, token)
+
+    @property
+    def kv_geometries(self) -> dict[PoolKind, KVGeometry]:
+        kinds = (PoolKind.MAIN, PoolKind.MTP) if self.drafting else (PoolKind.MAIN,)
+        return {kind: KVGeometry(1, 1, 1) for kind in kinds}
+
+    def draft_bytes(self, rows: int) -> int:
+        return 100
 
     def state_bytes(self, activation: str) -> int:
         return 8
@@ -358,14 +411,16 @@ class SymbolicModel:
         return 1000
 
     def place(self, scope, device, p) -> PlacedSymbolicModel:
+        pools = self.kv_geometries
         return PlacedSymbolicModel(
             device,
             self.vocabulary,
-            scope.buffer("kv", (p.rows, p.blocks), "i32"),
-            scope.buffer("kv", (p.pages, 64), "u64"),
+            {kind: scope.buffer("kv", (p.rows, p.blocks), "i32") for kind in pools},
+            {kind: scope.buffer("kv", (p.pages[kind], 64), "u64") for kind in pools},
             scope.buffer("state", (p.slots,), "u64"),
             scope.buffer("records", (p.recorded,), "u64"),
             scope.buffer("workspace", (p.columns, 1), "u64"),
+            self.guess,
         )
 
 
@@ -373,14 +428,15 @@ class SymbolicModel:
 class PlacedSymbolicModel:
     device: SymbolicDevice
     vocabulary: int
-    blocks: HostBuffer
-    columns: HostBuffer
+    tables: dict[PoolKind, HostBuffer]
+    columns: dict[PoolKind, HostBuffer]
     state: HostBuffer
     record: HostBuffer
     x: HostBuffer
+    guess: Callable[[int, int], int]
 
     def planes(self, pool) -> tuple[HostBuffer, ...]:
-        return (self.columns,)
+        return (self.columns[pool],)
 
     @property
     def images(self) -> tuple[HostBuffer, ...]:
@@ -394,17 +450,33 @@ class PlacedSymbolicModel:
         for b in range(rows.B):
             start = int(rows.start.array[b])
             h = 0 if start == 0 else int(self.state.array[rows.read.array[b]])
-            table = self.blocks.array[rows.table.array[b]]
+            table = self.tables[PoolKind.MAIN].array[rows.table.array[b]]
+            columns = self.columns[PoolKind.MAIN].array
             for w in range(int(rows.width.array[b])):
                 i, p = b * rows.W + w, start + w
                 h = mix(h, rows.tokens.array[i], *positions[:, i])
-                self.columns.array[table[p >> 6], p & 63] = h
-                seen = self.columns.array[table[: (p >> 6) + 1]].reshape(-1)[: p + 1]
+                columns[table[p >> 6], p & 63] = h
+                seen = columns[table[: (p >> 6) + 1]].reshape(-1)[: p + 1]
                 self.x.array[i] = mix(h, context_hash(seen))
                 if recorded:
                     self.record.array[i] = h
             if not recorded:
                 self.state.array[rows.write.array[b]] = h
+
+    def draft(self, rows, hidden, out) -> None:
+        self.device.submit("draft", lambda: self._draft(rows, hidden.array.copy(), out))
+
+    def _draft(self, rows, hidden, out) -> None:
+        """A column is a hash of its hidden, the token behind it and its position; the output one of all columns."""
+        columns, tokens = self.columns[PoolKind.MTP].array, rows.tokens.array.copy()
+        for b in range(rows.B):
+            table, start = self.tables[PoolKind.MTP].array[rows.table.array[b]], int(rows.start.array[b])
+            for w in range(int(rows.width.array[b])):
+                i, p = b * rows.W + w, start + w
+                axes = rows.positions.array[:, i]
+                columns[table[p >> 6], p & 63] = mix(hidden[i, 0], tokens[i], *axes)
+                seen = columns[table[: (p >> 6) + 1]].reshape(-1)[: p + 1]
+                out.array[i, 0] = self.guess(context_hash(seen), int(tokens[i]))
 
     def hidden(self, index, out) -> None:
         def run() -> None:

@@ -105,3 +105,27 @@ def test_final_norm_of_chosen_rows(device: Any, rng: np.random.Generator) -> Non
         lab.ops.final_norm(every, lab.put(x, "bf16"), lab.put(w, "bf16"), None, EPS)
         close(lab.get(every), norm1(x, w))
         np.testing.assert_array_equal(lab.get(some), lab.get(every)[index])
+
+
+def test_norm_pair_puts_two_norms_side_by_side(device: Any, rng: np.random.Generator) -> None:
+    lab = Lab(device)
+    for T, H in ((1, 7), (9, 64)):
+        a, b, u, v = (bf16(rng.normal(size=shape)) for shape in ((T, H), (T, H), (H,), (H,)))
+        out = lab.empty(T, 2 * H, dtype="bf16")
+        lab.ops.norm_pair(out, *(lab.put(x, "bf16") for x in (a, b, u, v)), EPS)
+        close(lab.get(out), np.hstack([norm1(a, u), norm1(b, v)]))
+
+
+def test_draft_rows_go_on_behind_the_last_kept_draft(device: Any, rng: np.random.Generator) -> None:
+    lab, B, W, S, limit = Lab(device), 40, 3, 2, 500
+    positions, start = rng.integers(0, 1000, (3, B * W)), rng.integers(0, limit, B)
+    accepted = rng.integers(0, W, B)
+    rows = lab.rows(B, W, start.tolist(), positions=positions)
+    index, begin, width = (lab.empty(*shape, dtype="i32") for shape in ((B,), (S, B), (S, B)))
+    axes = lab.empty(S, 3, B, dtype="i32")
+    lab.ops.draft_rows(index, begin, width, axes, lab.put(accepted, "i32"), rows, limit)
+    last, ordinals = np.arange(B) * W + accepted, [start + accepted + 1 + s for s in range(S)]
+    np.testing.assert_array_equal(lab.get(index), last)
+    np.testing.assert_array_equal(lab.get(begin), np.minimum(ordinals, limit - 1))
+    np.testing.assert_array_equal(lab.get(width), np.less(ordinals, limit))
+    np.testing.assert_array_equal(lab.get(axes), [positions[:, last] + 1 + s for s in range(S)])

@@ -28,7 +28,7 @@ from ninfer.models.qwen3_5.bind import RESOURCES
 from ninfer.models.qwen3_5.config import FULL, LINEAR, parse_text
 from ninfer.models.qwen3_5.geometries import text_geometry
 from ninfer.models.qwen3_5.packing import parents
-from ninfer.models.qwen3_5.parameters import text_parameters
+from ninfer.models.qwen3_5.parameters import mtp_parameters, text_parameters
 
 torch.set_num_threads(1)  # the models are tiny
 
@@ -88,6 +88,23 @@ def hugging_face(config: dict[str, Any], seed: int) -> torch.nn.Module:
     return model
 
 
+def with_mtp(config: dict[str, Any], state: Weights, seed: int) -> Weights:
+    """The state dict with a random MTP module beside the model, under the family's names."""
+    single = config | {"num_hidden_layers": 1, "layer_types": [FULL]}
+    layer = {k: v.detach().numpy() for k, v in hugging_face(single, seed).state_dict().items()}
+    rng, H = np.random.default_rng(seed), config["hidden_size"]
+
+    def rounded(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+        return torch.from_numpy(values.astype(np.float32)).bfloat16().float().numpy()
+
+    norms = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+    return state | {
+        **{f"mtp.{k.removeprefix('model.')}": v for k, v in layer.items() if k.startswith("model.layers.0.")},
+        "mtp.fc.weight": rounded(rng.normal(size=(H, 2 * H)) / math.sqrt(2 * H)),
+        **{f"mtp.{name}.weight": rounded(0.2 * rng.normal(size=H)) for name in norms},
+    }
+
+
 def artifact_weights(config: dict[str, Any], state: Weights) -> Weights:
     """The state dict under the artifact's parameter names."""
     text = parse_text(config)
@@ -96,8 +113,13 @@ def artifact_weights(config: dict[str, Any], state: Weights) -> Weights:
         "text/final_norm": state["model.norm.weight"],
         "text/output_head": state["model.embed_tokens.weight" if text.tie_word_embeddings else "lm_head.weight"],
     }
-    for i, kind in enumerate(text.layer_types):
-        s, p = f"model.layers.{i}.", f"text/layers/{i}/"
+    layers = [(f"model.layers.{i}.", f"text/layers/{i}/", kind) for i, kind in enumerate(text.layer_types)]
+    if "mtp.fc.weight" in state:
+        layers.append(("mtp.layers.0.", "mtp/layers/0/", FULL))
+        for ours, theirs in (("input_projection", "fc"), ("embedding_norm", "pre_fc_norm_embedding"),
+                             ("hidden_norm", "pre_fc_norm_hidden"), ("final_norm", "norm")):  # fmt: skip
+            out[f"mtp/{ours}"] = state[f"mtp.{theirs}.weight"]
+    for s, p, kind in layers:
         out[f"{p}input_norm"] = state[f"{s}input_layernorm.weight"]
         out[f"{p}post_attention_norm"] = state[f"{s}post_attention_layernorm.weight"]
         if kind == FULL:
@@ -135,7 +157,9 @@ def artifact_weights(config: dict[str, Any], state: Weights) -> Weights:
 
 def write(path: Path, config: dict[str, Any], weights: Weights, *, matrices: str = "bf16") -> Artifact:
     """Store weights by artifact name; matrices in one format, packed as the converter packs them."""
-    specs = list(text_parameters(parse_text(config)))
+    mtp = "mtp/input_projection" in weights
+    text = parse_text(config, mtp=mtp)
+    specs = [*text_parameters(text, ("mtp",) if mtp else ()), *(mtp_parameters(text) if mtp else ())]
     forms = {spec.name: spec.format or matrices for spec in specs}
     shapes = {spec.name: spec.shape for spec in specs}
     objects: list[Any] = [ResourceSpec(f"resource/{role}", 2) for role in RESOURCES["text"]]
@@ -149,8 +173,12 @@ def write(path: Path, config: dict[str, Any], weights: Weights, *, matrices: str
         objects.append(tensor)
         bindings.update(bound)
     resources = {role: f"resource/{role}" for role in RESOURCES["text"]}
+    components = {"text": Component(config, resources=resources)}
+    if mtp:
+        kind = "Qwen3_5MoeMTP" if "num_experts" in config else "Qwen3_5MTP"
+        components["mtp"] = Component({"architectures": [kind]}, target="text")
     directory = plan_directory(
-        components={"text": Component(config, resources=resources)},
+        components=components,
         objects=objects,
         bindings=bindings,
         uses=[Use(spec.name, site, "A16Only") for spec in specs for site in spec.uses],

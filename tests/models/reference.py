@@ -39,16 +39,31 @@ class Reference:
 
     def logits(self, tokens: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> Array:
         """tokens [T], positions [3, T] -> [T, R]."""
-        w = self.w
-        x = w["model.embed_tokens.weight"][tokens]
+        return self.head(self.hidden(tokens, positions))
+
+    def hidden(self, tokens: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> Array:
+        """Final hidden states [T, H]."""
+        x = self.w["model.embed_tokens.weight"][tokens]
         for i, kind in enumerate(self.c["layer_types"]):
-            p = f"model.layers.{i}."
-            u = self.norm1(x, f"{p}input_layernorm.weight")
-            x = x + (self.attention(p, u, positions) if kind == "full_attention" else self.gdn(p, u))
-            u = self.norm1(x, f"{p}post_attention_layernorm.weight")
-            x = x + (self.moe(p, u) if "num_experts" in self.c else self.swiglu(f"{p}mlp.", u))
-        head = "model.embed_tokens.weight" if self.c["tie_word_embeddings"] else "lm_head.weight"
-        return self.norm1(x, "model.norm.weight") @ w[head].T
+            x = self.layer(f"model.layers.{i}.", kind, x, positions)
+        return self.norm1(x, "model.norm.weight")
+
+    def mtp(self, hidden: Array, following: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> Array:
+        """Output [T, H] of the MTP module: hidden [T, H] of tokens t, following [T] the tokens t + 1."""
+        e = self.norm1(self.w["model.embed_tokens.weight"][following], "mtp.pre_fc_norm_embedding.weight")
+        both = np.concatenate([e, self.norm1(hidden, "mtp.pre_fc_norm_hidden.weight")], -1)
+        y = self.layer("mtp.layers.0.", "full_attention", both @ self.w["mtp.fc.weight"].T, positions)
+        return self.norm1(y, "mtp.norm.weight")
+
+    def head(self, hidden: Array) -> Array:
+        name = "model.embed_tokens.weight" if self.c["tie_word_embeddings"] else "lm_head.weight"
+        return hidden @ self.w[name].T
+
+    def layer(self, p: str, kind: str, x: Array, positions: npt.NDArray[np.int64]) -> Array:
+        u = self.norm1(x, f"{p}input_layernorm.weight")
+        x = x + (self.attention(p, u, positions) if kind == "full_attention" else self.gdn(p, u))
+        u = self.norm1(x, f"{p}post_attention_layernorm.weight")
+        return x + (self.moe(p, u) if "num_experts" in self.c else self.swiglu(f"{p}mlp.", u))
 
     def norm1(self, x: Array, name: str) -> Array:
         return rms(x, self.eps) * (1 + self.w[name])

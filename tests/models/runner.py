@@ -62,7 +62,7 @@ class Runner:
         self.device, self.model, self.config = device, model, model.config
         scope = self.scope = Allocating(device)
         blocks = -(-context // 64)
-        self.kv = allocate_kv(self.config, scope, lanes * blocks, lanes, blocks, kv_dtype)
+        self.kv = allocate_kv(self.config, scope, self.config.full_layers, lanes * blocks, lanes, blocks, kv_dtype)
         self.state = allocate_state(self.config, scope, device, lanes + 1)
         self.record = allocate_record(self.config, scope, device, tokens)
         self.ws = plan_workspace(self.config, scope, device, tokens, context)

@@ -30,3 +30,30 @@ def test_scatter_skips_negative_rows_and_gather_reads_back(lab: Lab, rng: np.ran
     out = lab.empty(3, 33)
     lab.ops.gather(out, target, lab.put([2, 2, 5], "i32"))
     np.testing.assert_array_equal(lab.get(out), want[[2, 2, 5]])
+
+
+def test_norm_pair_puts_two_norms_side_by_side(lab: Lab, rng: np.random.Generator) -> None:
+    for T, H in ((1, 7), (9, 64), (5, 130)):
+        a, b = (rng.normal(size=(T, H)).astype(np.float32) for _ in range(2))
+        u, v = rng.normal(size=H) * 0.2, rng.normal(size=H) * 0.2
+        pair, half = lab.empty(T, 2 * H), lab.empty(T, H)
+        norms = lab.put(u, "bf16"), lab.put(v, "bf16")
+        lab.ops.norm_pair(pair, lab.put(a), lab.put(b), *norms, 1e-6)
+        for i, (x, norm) in enumerate(zip((a, b), norms)):
+            lab.ops.final_norm(half, lab.put(x), norm, None, 1e-6)
+            np.testing.assert_array_equal(lab.get(pair)[:, i * H : (i + 1) * H], lab.get(half))
+
+
+def test_draft_rows_go_on_behind_the_last_kept_draft(lab: Lab, rng: np.random.Generator) -> None:
+    B, W, S = 3, 4, 2
+    positions = rng.integers(0, 1000, (3, B * W))
+    rows = lab.rows(B, W, [5, 64, 0], positions=positions)
+    accepted = [0, 3, 1]
+    index, start, width = (lab.empty(*shape, dtype="i32") for shape in ((B,), (S, B), (S, B)))
+    axes = lab.empty(S, 3, B, dtype="i32")
+    lab.ops.draft_rows(index, start, width, axes, lab.put(accepted, "i32"), rows, 69)
+    last = np.arange(B) * W + accepted
+    np.testing.assert_array_equal(lab.get(index), last)
+    np.testing.assert_array_equal(lab.get(start), [[6, 68, 2], [7, 68, 3]])
+    np.testing.assert_array_equal(lab.get(width), [[1, 1, 1], [1, 0, 1]])
+    np.testing.assert_array_equal(lab.get(axes), [positions[:, last] + 1, positions[:, last] + 2])

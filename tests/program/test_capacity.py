@@ -29,12 +29,12 @@ def test_pages_counts_started_pages() -> None:
     ],
 )
 def test_page_bytes_of_released_geometries(geometry: KVGeometry, page_bytes: int, coded: int) -> None:
-    (bf16,) = build_pool_layouts(geometry, KVCodec.BF16)
-    (fp32,) = build_pool_layouts(geometry, KVCodec.FP32)
+    (bf16,) = build_pool_layouts({PoolKind.MAIN: geometry}, KVCodec.BF16)
+    (fp32,) = build_pool_layouts({PoolKind.MAIN: geometry}, KVCodec.FP32)
     assert bf16.page_bytes == page_bytes
     assert fp32.page_bytes == 2 * page_bytes
     assert len(bf16.planes) == 2 * geometry.full_attention_layers
-    (int8,) = build_pool_layouts(geometry, KVCodec.INT8)
+    (int8,) = build_pool_layouts({PoolKind.MAIN: geometry}, KVCodec.INT8)
     assert int8.page_bytes == coded
     assert [plane.role.name for plane in int8.planes[:4]] == ["K", "V", "K_SCALE", "V_SCALE"]
     assert len(int8.planes) == 4 * geometry.full_attention_layers

@@ -7,11 +7,12 @@ from __future__ import annotations
 import dataclasses
 import os
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from fakes.program_driver import GREEDY, make_request, ticket
 from fakes.symbolic import Oracle, SymbolicDevice, SymbolicModel
-from hypothesis import Phase, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -20,7 +21,6 @@ from ninfer.context import (
     CaptureSkip,
     CheckpointKind,
     CheckpointRef,
-    OwnerSummary,
     ResourcePlan,
     StartStatus,
     Target,
@@ -28,15 +28,15 @@ from ninfer.context import (
 )
 from ninfer.contract import Handle, PreparedRequest, RowDecision, UnitLicense
 from ninfer.errors import DeviceError
-from ninfer.identity import same_prefix
 from ninfer.program import ExplicitKV, KVCodec, Retention, Shape, open_program
 from ninfer.program.auditing import unreferenced
 from ninfer.program.layout import PoolKind
 from ninfer.program.planning import Session
 
 VOCABULARY = 37
-EXAMPLES = 2000 if os.environ.get("NINFER_HYPOTHESIS_PROFILE") == "full" else int(os.environ.get("EX", "60"))
+EXAMPLES = 2000 if os.environ.get("NINFER_HYPOTHESIS_PROFILE") == "full" else 60
 PAGE_BYTES = 512
+ENDS = ["go on", "end", "cancel"]
 KINDS = [CheckpointKind.TURN_CLOSURE, CheckpointKind.RESPONSE_REPLAY, CheckpointKind.LONG_ANCHOR]
 
 
@@ -70,6 +70,9 @@ class Opened:
 
 
 class ContextMachine(RuleBasedStateMachine):
+    window = 0
+    """Drafts of a round; with any, every history has a second pool."""
+
     @initialize(
         rows=st.integers(1, 3),
         spare=st.integers(0, 3),
@@ -79,18 +82,17 @@ class ContextMachine(RuleBasedStateMachine):
         superblock=st.integers(1, 3),
     )
     def start(self, rows, spare, extra, host_states, host_pages, superblock) -> None:
-        shape = Shape(rows, 256, 48, 4, KVCodec.FP32, VOCABULARY, spare)
+        shape = Shape(rows, 256, 48, 4, KVCodec.FP32, VOCABULARY, spare, self.window)
         size = superblock * PAGE_BYTES
         retention = Retention(extra * 64, host_states, host_pages * size, size)
         self.device = SymbolicDevice(delayed=True)
         kv = ExplicitKV((max(4, rows) + min(extra, 4 * rows + extra - max(4, rows))) * 64)
-        self.program = open_program(self.device, SymbolicModel(VOCABULARY), shape, kv, retention)
+        model = SymbolicModel(VOCABULARY, drafting=self.window > 0)
+        self.program = open_program(self.device, model, shape, kv, retention)
         self.store = self.program.store
         self.first = self.program.audit()
         self.lanes = rows
         self.rows: list[Row] = []
-        self.owners: dict[Handle, OwnerSummary] = {}
-        self.histories: list[list[int]] = []
         self.opened: Opened | None = None
         self.revision = 0
         self.ids = 0
@@ -115,13 +117,13 @@ class ContextMachine(RuleBasedStateMachine):
         ladders = [session.ladder(0, i) for i in range(len(session.victims(0)))]
         for ladder in ladders:
             assert 2 <= len(ladder) <= 8
-            for a, b in zip(ladder, ladder[1:]):
+            for a, b in pairwise(ladder):
                 assert b.kept <= a.kept
                 assert b.device_states <= a.device_states
                 assert all(x >= y for x, y in zip(a.device_pages, b.device_pages))
         return Target(0, tuple(data.draw(st.integers(0, len(ladder) - 1)) for ladder in ladders))
 
-    def open(self, data: st.DataObject, session: Session, request=None, row=None) -> None:
+    def open(self, data: st.DataObject, session: Session, request=None, row=None) -> bool:
         """Seal and start a target, if it is feasible; degrade everybody, if nothing less will do."""
         before, digest = self.program.audit(), self.program.audit_digest()
         target = self.draw_levels(data, session)
@@ -131,10 +133,10 @@ class ContextMachine(RuleBasedStateMachine):
         assessment = session.assess(target)
         assert (self.program.audit(), self.program.audit_digest()) == (before, digest)
         if not assessment.feasible:
-            return
+            return False
         assert self.recoveries_never_fall(session, target)
         incoming, (pages, images) = session._incoming[0], session._moves(target)
-        shortages, snapshot = session._shortages(incoming, pages, images)
+        _, snapshot = session._shortages(incoming, pages, images)
         moves, units = pages[PoolKind.MAIN], incoming.units.get(PoolKind.MAIN, 0)
         left = self.store.kv[PoolKind.MAIN].pool.available + len(moves.device) + len(moves.demoted) - units
         slots = self.store.states.available + len(images.device) + len(images.demoted)
@@ -144,15 +146,22 @@ class ContextMachine(RuleBasedStateMachine):
             assert gone <= set(self.store.histories.get(owner).checkpoints)
         self.opened = Opened(plan, before, left, slots, request, row)
         assert self.program.start(plan, ticket(plan)) is StartStatus.STARTED
+        if data.draw(st.integers(0, 3)):  # most transitions go through at once
+            assert self.program.poll() is TransactionStatus.READY
+            self.check_projection()
+            self.commit()
+        return True
 
     def recoveries_never_fall(self, session: Session, target: Target) -> bool:
         """Degrading an owner by one more level never makes a way back cheaper."""
+
         def least(t: Target) -> dict[CheckpointRef, int]:
             found = session.assess(t).recovery
             return {
                 ref: min(r.prefill.tokens * 10**6 + sum(b.bytes for b in r.restore) for r in ways)
                 for ref, ways in found.items()
             }
+
         base = least(target)
         for i, level in enumerate(target.levels):
             if level and level + 1 < len(session.ladder(0, i)):
@@ -162,46 +171,77 @@ class ContextMachine(RuleBasedStateMachine):
         return True
 
     @precondition(lambda self: self.opened is None and len(self.rows) < self.lanes)
-    @rule(data=st.data(), output=st.integers(1, 70), hot=st.booleans(), consume=st.booleans())
-    def admit(self, data: st.DataObject, output: int, hot: bool, consume: bool) -> None:
-        tokens = data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=100))
-        if self.histories and data.draw(st.booleans()):
-            old = data.draw(st.sampled_from(self.histories))
-            tokens = old[: data.draw(st.integers(1, len(old)))] + (tokens if data.draw(st.booleans()) else [])
-        tokens = tokens[:186]
+    @rule(data=st.data())
+    def admit(self, data: st.DataObject) -> None:
+        self.start_request(data)
+
+    @precondition(lambda self: self.opened is None and len(self.rows) < self.lanes)
+    @rule(data=st.data(), rounds=st.integers(0, 3), at=st.integers(0, 2))
+    def turn(self, data: st.DataObject, rounds: int, at: int) -> None:
+        """A request from its start to what it leaves, with a capture on the way."""
+        if not self.start_request(data) or self.opened is not None:
+            return
+        row = self.rows[-1]
+        for i in range(8):
+            if i == at and self.opened is None:
+                self.take_checkpoint(data, row)
+            if row.executed < row.prompt and row in self.running():
+                self.run_prefill(row, 40)
+        if row.executed < row.prompt or row not in self.running():
+            return
+        for i in range(rounds):
+            self.run_round([row], None, "end" if i == rounds - 1 else "go on")
+        if self.opened is None:
+            self.run_end(row, "finish" if row.ended else "captures")
+
+    def start_request(self, data: st.DataObject) -> bool:
+        """A new prompt, or one that continues a history from somewhere."""
         self.ids += 1
-        sampling = dataclasses.replace(GREEDY, temperature=float(hot), presence_penalty=0.5, seed=self.ids << 31)
+        tokens = np.random.default_rng(self.ids).integers(0, 3, data.draw(st.integers(1, 90))).tolist()
+        histories = list(self.store.histories.live())
+        if histories and data.draw(st.integers(0, 3)):
+            old = data.draw(st.sampled_from(histories))[1].identity.tokens.tolist()
+            keep = data.draw(st.sampled_from([len(old), len(old), 1 + len(old) // 2]))
+            tokens = old[:keep] + data.draw(st.sampled_from([tokens, tokens, []]))
+        tokens = tokens[:200]
+        output = data.draw(st.integers(1, 50))
+        warm = float(self.ids % 2)
+        sampling = dataclasses.replace(GREEDY, temperature=warm, presence_penalty=0.5, seed=self.ids << 31)
         request = make_request(tokens, output, sampling, id=self.ids)
         positions = np.broadcast_to(np.arange(len(tokens), dtype=np.int32), (3, len(tokens)))
         request = dataclasses.replace(request, identity=dataclasses.replace(request.identity, positions=positions))
         assert self.program.isolated_root_fits(request) is None
+        consume = data.draw(st.integers(0, 2)) > 0
         matching = []
         for owner, history in self.store.histories.live():
             for number, checkpoint in history.checkpoints.items():
                 candidate = self.program.inspect(CheckpointRef(owner, number), request, consume)
-                matches = same_prefix(history.identity, request.identity, checkpoint.frontier)
-                assert (candidate is not None) == matches
-                matching += [candidate] if matches else []
+                known = history.identity.tokens[: checkpoint.frontier].tolist()
+                assert (candidate is not None) == (known == tokens[: checkpoint.frontier])
+                matching += [candidate] if candidate is not None else []
         root = self.program.inspect(None, request, False)
-        candidate = data.draw(st.sampled_from([*matching, *matching, root]))
+        candidate = data.draw(st.sampled_from([*matching, *matching, root] if matching else [root]))
         lane = min(set(range(self.lanes)) - {row.lane for row in self.rows})
         owners = data.draw(st.permutations([owner for owner, _ in self.store.histories.live()]))
         session = self.program.open_session(request, lane, [candidate], owners)
         assert candidate.ref is None or candidate.ref.owner not in session.victims(0)
-        self.open(data, session, request=request)
-        if self.opened is None and candidate is root and not self.program.unsettled:
+        started = self.open(data, session, request=request)
+        if not started and candidate is root and not self.program.unsettled:
             # Only active rows can stand in the way: with every history gone the root still does not fit.
             assert not self.program.prove_backfill(request, [], None)
+        return started
 
     @precondition(lambda self: self.opened is None and self.capturable())
-    @rule(data=st.data(), private=st.sampled_from([None, *KINDS]), shared=st.booleans(), replace=st.booleans())
-    def capture(self, data: st.DataObject, private, shared: bool, replace: bool) -> None:
-        row = data.draw(st.sampled_from(self.capturable()))
+    @rule(data=st.data())
+    def capture(self, data: st.DataObject) -> None:
+        self.take_checkpoint(data, data.draw(st.sampled_from(self.capturable())))
+
+    def take_checkpoint(self, data: st.DataObject, row: Row) -> None:
+        private, shared = data.draw(st.sampled_from([None, *KINDS])), data.draw(st.booleans())
         record = self.store.sequences.get(row.sequence)
-        ids = frozenset(record.checkpoints) if replace else frozenset()
-        session = self.program.open_capture(
-            row.sequence, CaptureOffer(record.frontier, private, shared, ids), [o for o, _ in self.store.histories.live()]
-        )
+        ids = frozenset(record.checkpoints) if data.draw(st.booleans()) else frozenset()
+        offer = CaptureOffer(record.frontier, private, shared, ids)
+        session = self.program.open_capture(row.sequence, offer, [o for o, _ in self.store.histories.live()])
         if not isinstance(session, CaptureSkip):
             self.open(data, session, row=row)
 
@@ -218,7 +258,7 @@ class ContextMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.opened is not None)
     @rule(
-        fault=st.sampled_from([None, None, None, None, "up", "down", "copy", "host"]),
+        fault=st.sampled_from([None, None, None, None, "up", "down", "copy", "host", "zero"]),
         late=st.booleans(), hold=st.booleans(),
     )  # fmt: skip
     def advance(self, fault: str | None, late: bool, hold: bool) -> None:
@@ -263,8 +303,6 @@ class ContextMachine(RuleBasedStateMachine):
             self.rows.append(row)
         elif opened.row is not None:
             assert (result.captured is not None) or (result.published is not None)
-            if result.published is not None:
-                self.histories.append(opened.row.oracle.ledger[: result.published.checkpoints[0].key.frontier])
 
     @precondition(lambda self: self.opened is not None)
     @rule()
@@ -291,19 +329,27 @@ class ContextMachine(RuleBasedStateMachine):
         return [row for row in self.rows if not row.ended and row is not captured]
 
     @precondition(lambda self: any(row.executed < row.prompt for row in self.running()))
-    @rule(data=st.data(), chunk=st.integers(1, 48))
+    @rule(data=st.data(), chunk=st.sampled_from([1, 7, 48, 48]))
     def prefill(self, data: st.DataObject, chunk: int) -> None:
-        row = data.draw(st.sampled_from([r for r in self.running() if r.executed < r.prompt]))
+        self.run_prefill(data.draw(st.sampled_from([r for r in self.running() if r.executed < r.prompt])), chunk)
+
+    def run_prefill(self, row: Row, chunk: int) -> None:
         self.settles([row])
         self.program.prefill(row.sequence, chunk)
         row.executed = min(row.executed + chunk, row.prompt)
 
     @precondition(lambda self: any(row.executed >= row.prompt and row.room > 0 for row in self.running()))
-    @rule(data=st.data(), fault=st.sampled_from([None] * 6 + ["launch"]), cancel=st.booleans())
-    def sample(self, data: st.DataObject, fault: str | None, cancel: bool) -> None:
+    @rule(data=st.data(), fault=st.sampled_from([None] * 6 + ["launch"]), last=st.sampled_from(ENDS))
+    def sample(self, data: st.DataObject, fault: str | None, last: str) -> None:
         ready = [r for r in self.running() if r.executed >= r.prompt and r.room > 0]
         started = data.draw(st.sampled_from(ready)).started
-        rows = [r for r in ready if r.started == started]
+        self.run_round([r for r in ready if r.started == started], fault, last)
+
+    def run_round(self, rows: list[Row], fault: str | None, last: str) -> None:
+        rows = [r for r in rows if r.room > 0 and not r.ended]
+        if not rows:
+            return
+        started = rows[0].started
         if fault:
             self.device.faults[fault] = 0
         sequences = [row.sequence for row in rows]
@@ -321,11 +367,11 @@ class ContextMachine(RuleBasedStateMachine):
         assert [r.tokens for r in batch.rows] == [(row.oracle.draw(),) for row in rows]
         decisions = []
         for i, (row, produced) in enumerate(zip(rows, batch.rows)):
-            if cancel and i == 0:
+            if last == "cancel" and i == 0:
                 decisions.append(RowDecision(0, terminal=True, cancelled=True))
                 row.ended = True
                 continue
-            terminal = row.room == 1 or data.draw(st.sampled_from([False] * 5 + [True]))
+            terminal = row.room == 1 or (last == "end" and i == 0)
             decisions.append(RowDecision(1, terminal=terminal))
             if started:
                 self.settles([row])
@@ -356,7 +402,9 @@ class ContextMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.opened is None and self.rows)
     @rule(data=st.data(), how=st.sampled_from(["finish", "finish", "captures", "discard"]))
     def end(self, data: st.DataObject, how: str) -> None:
-        row = data.draw(st.sampled_from(self.rows))
+        self.run_end(data.draw(st.sampled_from(self.rows)), how)
+
+    def run_end(self, row: Row, how: str) -> None:
         record = self.store.sequences.get(row.sequence)
         captures = len(record.checkpoints)
         endpoint = record.intact and not record.binding.forked and record.frontier > 0
@@ -369,7 +417,8 @@ class ContextMachine(RuleBasedStateMachine):
         expected = captures + (how == "finish" and endpoint)
         assert (0 if kept is None else len(kept.checkpoints)) == expected
         if kept is not None:
-            self.histories.append(row.oracle.ledger[: max(c.key.frontier for c in kept.checkpoints)])
+            tokens = self.store.histories.get(kept.owner).identity.tokens.tolist()
+            assert tokens == row.oracle.ledger[: max(c.key.frontier for c in kept.checkpoints)]
 
     @precondition(lambda self: self.opened is None and len(list(self.store.histories.live())) > 0)
     @rule(data=st.data())
@@ -397,5 +446,11 @@ class ContextMachine(RuleBasedStateMachine):
             assert sum(images.get(i).device is not None for i in held) <= self.store.spare
 
 
+class DraftingMachine(ContextMachine):
+    window = 3
+
+
 TestContext = ContextMachine.TestCase
-TestContext.settings = settings(max_examples=EXAMPLES, stateful_step_count=50, phases=(Phase.generate,), report_multiple_bugs=False)
+TestContext.settings = settings(max_examples=EXAMPLES, stateful_step_count=50)
+TestDrafting = DraftingMachine.TestCase
+TestDrafting.settings = settings(max_examples=max(1, EXAMPLES // 3), stateful_step_count=50)

@@ -152,7 +152,7 @@ def test_forced_tokens_leave_what_sampling_them_leaves(program: Program) -> None
 
 
 def test_the_plan_counts_every_page(device: CpuDevice, model: QwenText, program: Program) -> None:
-    (layout,) = build_pool_layouts(model.kv_geometry, SHAPE.codec)
+    (layout,) = build_pool_layouts(model.kv_geometries, SHAPE.codec)
     table = 3 * 4 * 4
     assert program.components["kv"] == 12 * layout.page_bytes + -(-table // 256) * 256
     assert sum(program.components.values()) == program.report.planned_bytes

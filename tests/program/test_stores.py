@@ -22,7 +22,7 @@ from ninfer.program.stores.rows import ExecutionRows
 from ninfer.program.stores.spaces import KVStore
 
 MAIN = PoolKind.MAIN
-LAYOUT = build_pool_layouts(KVGeometry(1, 1, 1), KVCodec.FP32)
+LAYOUT = build_pool_layouts({PoolKind.MAIN: KVGeometry(1, 1, 1)}, KVCodec.FP32)
 EXAMPLES = 2000 if os.environ.get("NINFER_HYPOTHESIS_PROFILE") == "full" else 40
 
 

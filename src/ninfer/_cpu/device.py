@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -81,6 +81,7 @@ class CpuDevice:
     kind = "cpu"
     activation = "f32"
     asynchronous = False
+    recording_bytes = 0
     ops: Ops
 
     def __init__(self, threads: int | None = None) -> None:
@@ -158,6 +159,10 @@ class CpuDevice:
         if dst.nbytes != src.nbytes:
             raise InvariantError(f"copy of {src.nbytes} bytes into {dst.nbytes}")
         self._copy(dst, src)
+
+    def copy_rows(self, planes: Sequence[Buffer], source: int, target: int) -> None:
+        for plane in planes:
+            self.copy(plane.slice(target, target + 1), plane.slice(source, source + 1))
 
     def zero(self, dst: Buffer) -> None:
         from ninfer._cpu.kernels.rows import zero

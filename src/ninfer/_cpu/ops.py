@@ -17,7 +17,8 @@ from ninfer._cpu.kernels import attention as attention_kernels
 from ninfer._cpu.kernels import gdn as gdn_kernels
 from ninfer._cpu.kernels import kv as kv_kernels
 from ninfer._cpu.kernels import moe as moe_kernels
-from ninfer._cpu.kernels import products, project, rows, sample
+from ninfer._cpu.kernels import products, project, sample
+from ninfer._cpu.kernels import rows as row_kernels
 from ninfer._cpu.matrix import CpuMatrix
 from ninfer.contract import Buffer
 from ninfer.errors import InvariantError
@@ -67,7 +68,7 @@ class CpuOps:
     # projections
     def embed(self, out: Buffer, table: CpuMatrix, tokens: Buffer) -> None:
         _want(out, "out", (tokens.shape[0], table.cols))
-        self._submit(rows.embed, tokens.shape[0], out, table, tokens, grain=_grain(out))
+        self._submit(row_kernels.embed, tokens.shape[0], out, table, tokens, grain=_grain(out))
 
     def norm_project(
         self,
@@ -107,7 +108,13 @@ class CpuOps:
 
     def final_norm(self, out: Buffer, x: Buffer, norm: Buffer, index: Buffer | None, eps: float) -> None:
         n, features = out.shape
-        self._submit(rows.norm, n, out, x, norm, index or 0, features, x.shape[0], eps, grain=_grain(out))
+        self._submit(row_kernels.norm, n, out, x, norm, index or 0, features, x.shape[0], eps, grain=_grain(out))
+
+    def norm_pair(self, out: Buffer, a: Buffer, b: Buffer, norm_a: Buffer, norm_b: Buffer, eps: float) -> None:
+        tokens, features = a.shape
+        _want(out, "out", (tokens, 2 * features))
+        _want(b, "b", a.shape)
+        self._submit(row_kernels.norm_pair, tokens, out, a, b, norm_a, norm_b, features, eps, grain=_grain(out))
 
     def head(self, logits: Buffer, hidden: Buffer, weight: CpuMatrix) -> None:
         if logits.shape[1] > weight.rows:
@@ -310,11 +317,21 @@ class CpuOps:
     def count(self, counts: Buffer, lanes: Buffer, tokens: Buffer, width: Buffer) -> None:
         self._submit(sample.count, 1, counts, lanes, tokens, width, *tokens.shape, *counts.shape)
 
+    def draft_rows(
+        self, index: Buffer, start: Buffer, width: Buffer, positions: Buffer, accepted: Buffer, rows: Rows, limit: int
+    ) -> None:
+        steps = start.shape[0]
+        _want(positions, "positions", (steps, 3, rows.B))
+        self._submit(
+            row_kernels.draft_rows, 1, index, start, width, positions, accepted, rows.start, rows.positions, rows.B,
+            rows.W, steps, limit,
+        )  # fmt: skip
+
     def scatter(self, dst: Buffer, src: Buffer, index: Buffer) -> None:
-        self._move(rows.scatter, dst, src, index, dst.shape[0])
+        self._move(row_kernels.scatter, dst, src, index, dst.shape[0])
 
     def gather(self, dst: Buffer, src: Buffer, index: Buffer) -> None:
-        self._move(rows.gather, dst, src, index, src.shape[0])
+        self._move(row_kernels.gather, dst, src, index, src.shape[0])
 
     # -- own
 
@@ -331,7 +348,7 @@ class CpuOps:
         tokens, features = x.shape
         room = cast(CpuBuffer, scratch.head(4 * tokens * features)).array
         u = CpuBuffer(room.view(np.float32).reshape(x.shape), "f32")
-        self._submit(rows.norm, tokens, u, x, norm, 0, features, tokens, eps, grain=_grain(x))
+        self._submit(row_kernels.norm, tokens, u, x, norm, 0, features, tokens, eps, grain=_grain(x))
         return u
 
     def _project(

@@ -33,6 +33,9 @@ from ninfer.contract import ITEM_BYTES, Buffer, DeviceMemory, Shape
 from ninfer.errors import DeviceError, InvariantError, OutOfDeviceMemory
 from ninfer.ops import Ops
 
+_ROW_BLOCKS = 8
+"""Blocks that copy a row of one plane."""
+
 _RELAXED = 2
 """Capture mode: what an Op prepares when it is first used may allocate and copy, on another stream."""
 
@@ -69,6 +72,7 @@ class CudaDevice:
     kind = "cuda"
     activation = "bf16"
     asynchronous = True
+    recording_bytes = 8 << 20  # some 12 KiB a launch were measured, up to 800 launches a pass
     ops: Ops
 
     def __init__(self, index: int = 0, progress: compiler.Progress | None = None) -> None:
@@ -93,6 +97,7 @@ class CudaDevice:
         self._graphs: set[CudaGraph] = set()
         self._events: list[int] = []
         self._copies: CudaCopies | None = None
+        self._row_tables: dict[tuple[int, ...], CudaBuffer] = {}
         self._capturing = self._closed = False
         sources = kernel_sources()
         cubins = compiler.compile_all(sources, self.arch, progress)
@@ -202,6 +207,14 @@ class CudaDevice:
         self.enter()
         driver.call("memcpyAsync", _ptr(dst), _ptr(src), dst.nbytes, ON_DEVICE, self.stream)
 
+    def copy_rows(self, planes: Sequence[Buffer], source: int, target: int) -> None:
+        buffers = cast(Sequence[CudaBuffer], planes)
+        table = self._rows_of(buffers)
+        if not all(0 <= row < buffer.shape[0] for row in (source, target) for buffer in buffers):
+            raise InvariantError(f"rows {source} and {target} of {[buffer.shape for buffer in buffers]}")
+        copy_rows = self.function("copy_rows", "copy_rows")
+        self.launch(copy_rows, (_ROW_BLOCKS, len(buffers)), 256, buffers[0], table, source, target)
+
     def zero(self, dst: Buffer) -> None:
         self.enter()
         driver.call("memsetAsync", _ptr(dst), 0, dst.nbytes, self.stream)
@@ -299,6 +312,20 @@ class CudaDevice:
             with suppress(DeviceError):  # after a fault every call fails; whoever waited for the work was told
                 self._opened.close()
             self._closed = True
+
+    def _rows_of(self, planes: Sequence[CudaBuffer]) -> CudaBuffer:
+        """Where the rows of planes are, for ``copy_rows``; made when these planes are first copied in."""
+        key = tuple([plane.ptr for plane in planes])
+        table = self._row_tables.get(key)
+        if table is None:
+            words: list[int] = []
+            for plane in planes:
+                row = plane.nbytes // plane.shape[0]
+                if row % 8 or (plane.ptr - key[0]) % 8:
+                    raise InvariantError(f"rows of {row} bytes of {plane}")
+                words += [(plane.ptr - key[0]) // 8, row // 8]
+            table = self._row_tables[key] = self.table(words)
+        return table
 
     def _close_streams(self) -> None:
         for graph in list(self._graphs):

@@ -20,7 +20,7 @@ from ninfer._cuda import compile as compiler
 from ninfer._cuda import driver
 from ninfer.errors import DeviceError
 
-MODULES = {"sampler_kernels": ("survey", "decide", "chain", "count"), "memory_kernels": ("sweep",)}
+MODULES = {"sampler_kernels": ("survey", "decide", "chain", "count"), "memory_kernels": ("sweep", "copy_rows")}
 """Modules of this room and the kernels they define."""
 
 _compiling = threading.Lock()
@@ -78,7 +78,8 @@ def _compiling_for(capability: tuple[int, int]) -> Iterator[None]:
 
 def _text(module: str) -> str:
     folder = Path(__file__).parent
-    return "\0".join((folder / f"{file}.py").read_text() for file in ("numba_kernels", "sampling", module))
+    used = sorted(folder.glob("sampler_*.py")) if module == "sampler_kernels" else [folder / f"{module}.py"]
+    return "\0".join(file.read_text() for file in (folder / "numba_kernels.py", folder / "sampling.py", *used))
 
 
 def _versions() -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ninfer._cuda import gdn
 from ninfer._cuda.blas import Blas
 from ninfer._cuda.buffers import CudaBuffer
 from ninfer._cuda.experts import Experts
@@ -37,21 +38,6 @@ _PAGE = 64
 _SHARED_KEYS = 64
 """Up to so many query rows of a key head, the warps of a block share out the keys, and blocks the context."""
 
-_ROWS = 8
-"""Rows of a batch, at most; more may need more scratch than was planned."""
-
-_FEW_COLUMNS = 16
-"""Up to so many columns a row, a Gated DeltaNet layer is one launch."""
-
-_CHUNK, _SLICE = 64, 32
-"""Columns of a row that go together where there are many; columns of the state in a block, or twice as many."""
-
-_CHUNK_GROUP = 4
-"""Value heads whose inverse a block works on at once."""
-
-_TAPS = 4
-"""Taps that a convolution has at most."""
-
 
 class CudaOps:
     """Every Op of ``ninfer.ops.Ops``, over one device."""
@@ -61,6 +47,7 @@ class CudaOps:
         self._gemm = gemm or Blas(device)
         self._products = Products(device, self._gemm)
         self._experts = Experts(device, self._products)
+        self._delta = gdn.DeltaNet(device)
         self._sampler = Sampler(device)
         self._tables: dict[int, tuple[Any, Any]] = {}
         self._frequencies: dict[AttentionShape, CudaBuffer] = {}
@@ -112,7 +99,15 @@ class CudaOps:
     def final_norm(
         self, out: CudaBuffer, x: CudaBuffer, norm: CudaBuffer, index: CudaBuffer | None, eps: float
     ) -> None:
-        self._launch("rows", "final_norm", out.shape[0], 256, pack(out, x, norm, index, eps, out.shape[1]))
+        features = out.shape[1]
+        self._launch("rows", "final_norm", out.shape[0], 256, pack(out, x, norm, index, eps, features, 0, features))
+
+    def norm_pair(
+        self, out: CudaBuffer, a: CudaBuffer, b: CudaBuffer, norm_a: CudaBuffer, norm_b: CudaBuffer, eps: float
+    ) -> None:
+        tokens, H = a.shape
+        for x, norm, first in ((a, norm_a, 0), (b, norm_b, H)):
+            self._launch("rows", "final_norm", tokens, 256, pack(out, x, norm, None, eps, H, first, 2 * H))
 
     def head(self, logits: CudaBuffer, hidden: CudaBuffer, weight: CudaMatrix) -> None:
         self._products(STORE_F32, (logits,), hidden, None, (weight,))
@@ -168,7 +163,7 @@ class CudaOps:
         )  # fmt: skip
         page = 2 * _PAGE * (2 * width if kv.k.dtype == "bf16" else width + width // 32)
         if shares_keys:  # the warps' sums take the place of queries, keys and values
-            shared = max(32 * width + page, 4 * 64 * width)
+            shared = max(32 * width + (1 if kv.k.dtype == "bf16" else 2) * page, 4 * 64 * width)
         else:
             shared = 128 * width + page
         grid = (tiles, shape.hk * splits, rows.B)
@@ -176,7 +171,7 @@ class CudaOps:
         self._launch(f"attention_{kv.k.dtype}", symbol, grid, 128, words, shared)
         if splits > 1:
             threads = -(-shape.hd // 32) * 32
-            self._launch("attention", "attention_merge", (rows.B * rows.W, shape.hq), threads, words)
+            self._launch("attention", "attention_merge", (rows.B * rows.W, shape.hq), threads, words, 4 * splits)
 
     def attention_scratch(self, tokens: int, context: int, shape: AttentionShape) -> int:
         return self._units * 16 * (shape.hd + 2) * 4
@@ -205,42 +200,16 @@ class CudaOps:
         eps: float,
         scratch: CudaBuffer,
     ) -> None:
-        tokens = rows.B * rows.W
-        _want(out, "out", (tokens, shape.nv * shape.dv))
+        _want(out, "out", (rows.B * rows.W, shape.nv * shape.dv))
         _want(convolution, "convolution", (shape.taps, shape.channels))
-        if scratch.nbytes < self.gdn_scratch(tokens, shape):
-            raise InvariantError(f"scratch of {scratch.nbytes} bytes")
         inputs = (*qkv, z, a, b, convolution, a_log, dt_bias, norm)
-        words = self._gdn_words(out, inputs, state, record, None, rows, shape, eps, scratch)
-        dk = self._key_width(shape)
-        few = 4 * rows.W * (2 * dk + 3 * shape.dv + 2)
-        if shape.taps > _TAPS:
-            raise InvariantError(f"a convolution of {shape.taps} taps")
-        if rows.W <= _FEW_COLUMNS:
-            self._launch("gdn", f"gdn_few_{dk}", (shape.nv, rows.B), 256, words, few)
-            return
-        dk = self._chunk_width(shape)
-        ratio, chunks = shape.nv // shape.nk, -(-rows.W // _CHUNK)
-        head, slices = _chunk_head(), -(-shape.dv // _SLICE)
-        tiles = 4 * _CHUNK * dk
-        shared = tiles + 4 * _CHUNK * (_CHUNK_GROUP * _CHUNK + 2 * ratio)
-        self._launch("gdn_chunk", f"gdn_chunk_{dk}", (shape.nk, chunks, rows.B), 256, words, shared)
-        pairs = 2 if slices > 1 and rows.B * shape.nv * slices > self._device.multiprocessors else 1
-        shared = 2 * (tiles + head + pairs * _chunk_values()) + 128 * dk + 3 * 128 * _CHUNK
-        grid = (-(-slices // pairs), shape.nv, rows.B)
-        self._launch("gdn_chunk", f"gdn_carry_{dk}_{pairs * _SLICE}", grid, pairs * 128, words, shared)
-        self._launch("gdn_chunk", f"gdn_finish_{dk}", tokens, 256, words)
+        self._delta.run(out, inputs, state, record, rows, shape, eps, scratch, self._products.tickets)
 
     def gdn_scratch(self, tokens: int, shape: GdnShape) -> int:
-        if tokens <= _FEW_COLUMNS:
-            return 0
-        heads = shape.nv * (_chunk_head() + -(-shape.dv // _SLICE) * _chunk_values())
-        chunk = shape.nk * 4 * _CHUNK * self._chunk_width(shape) + heads
-        return chunk * min(-(-tokens // (_FEW_COLUMNS + 1)), tokens // _CHUNK + _ROWS)
+        return gdn.scratch(tokens, shape)
 
     def gdn_fold(self, state: GdnState, record: GdnRecord, accepted: CudaBuffer, rows: Rows, shape: GdnShape) -> None:
-        words = self._gdn_words(None, (None,) * 10, state, record, accepted, rows, shape, 0.0, None)
-        self._launch("gdn", "gdn_fold", (shape.nv, rows.B), 256, words, 4 * (rows.W * (shape.dk + shape.dv + 1) + 1))
+        self._delta.fold(state, record, accepted, rows, shape)
 
     # mixture of experts
     def moe_route(
@@ -283,6 +252,14 @@ class CudaOps:
     def count(self, counts: CudaBuffer, lanes: CudaBuffer, tokens: CudaBuffer, width: CudaBuffer) -> None:
         self._sampler.count(counts, lanes, tokens, width)
 
+    def draft_rows(
+        self, index: CudaBuffer, start: CudaBuffer, width: CudaBuffer, positions: CudaBuffer, accepted: CudaBuffer,
+        rows: Rows, limit: int,
+    ) -> None:  # fmt: skip
+        out = (index, start, width, positions)
+        words = pack(*out, accepted, rows.start, rows.positions, rows.B, rows.W, start.shape[0], limit)
+        self._launch("rows", "draft_rows", -(-rows.B // 32), 32, words)
+
     def scatter(self, dst: CudaBuffer, src: CudaBuffer, index: CudaBuffer) -> None:
         self._move("scatter", dst, src, index)
 
@@ -296,28 +273,6 @@ class CudaOps:
         if dst.nbytes // max(1, dst.shape[0]) != row or row % 2:
             raise InvariantError(f"rows of {dst.shape} and {src.shape}")
         self._launch("rows", symbol, index.shape[0], 256, pack(dst, src, index, row // 2))
-
-    def _gdn_words(
-        self, out: Any, inputs: tuple[Any, ...], state: GdnState, record: GdnRecord | None, accepted: Any, rows: Rows,
-        shape: GdnShape, eps: float, scratch: Any,
-    ) -> bytes:  # fmt: skip
-        kept = (record.k, record.d, record.g, record.c) if record else (None,) * 4
-        return pack(
-            out, *inputs, state.s, state.tail, *kept, rows.start, rows.width, rows.read, rows.write, accepted, scratch,
-            self._products.tickets, eps, rows.W, shape.nk, shape.nv, shape.dk, shape.dv, shape.taps,
-        )  # fmt: skip
-
-    @staticmethod
-    def _chunk_width(shape: GdnShape) -> int:
-        return 64 if shape.dk <= 64 else 128
-
-    @staticmethod
-    def _key_width(shape: GdnShape) -> int:
-        """The smallest compiled width that holds a key."""
-        width = next((w for w in (32, 64, 128) if shape.dk <= w), None)
-        if width is None:
-            raise InvariantError(f"keys of {shape.dk} features")
-        return width
 
     def _rotary(self, shape: AttentionShape) -> CudaBuffer:
         """Frequency theta^(-2j/rot), rounded to fp32, and axis of every pair, as the kernel reads them."""
@@ -345,15 +300,6 @@ class CudaOps:
                     at += rows.rows
             known = self._tables[id(owner)] = (owner, self._device.table(words))
         return known[1]
-
-
-def _chunk_head() -> int:
-    """Bytes a value head keeps of a chunk beside its values: two squares of bf16, sums of log decays, betas."""
-    return 2 * 2 * _CHUNK * _CHUNK + 2 * 4 * _CHUNK
-
-
-def _chunk_values() -> int:
-    return 4 * _CHUNK * _SLICE
 
 
 def _want(buffer: CudaBuffer, name: str, shape: tuple[int, ...]) -> None:

@@ -191,7 +191,7 @@ class Products:
         columns, K = x.shape
         if norm is not None:
             u = CudaBuffer(scratch.head(columns * K * 2).ptr, x.shape, "bf16")
-            self._launch("rows", "final_norm", columns, 256, pack(u, x, norm, None, eps, K), 0)
+            self._launch("rows", "final_norm", columns, 256, pack(u, x, norm, None, eps, K, 0, K), 0)
             x = u
         for step in steps:
             height = step[0][0].rows

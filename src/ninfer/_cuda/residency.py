@@ -13,8 +13,9 @@ from ninfer._cuda.buffers import CudaBuffer
 from ninfer._cuda.streams import NON_BLOCKING, ON_DEVICE, TO_DEVICE, CudaEvent
 from ninfer.errors import InvariantError
 
-SLAB = 64 << 20
-"""Smallest device allocation: objects below this size share one."""
+SLAB, OWN = 64 << 20, 8 << 20
+"""Bytes of an allocation that objects share, and from which on they have one of their own: memory comes in steps of
+2 MiB, so little is lost either way."""
 
 CHUNK = 16 << 20
 DEPTH = 4
@@ -67,7 +68,7 @@ class Residency:
         driver.call("streamDestroy", self.stream)
 
     def _place(self, nbytes: int) -> int:
-        if nbytes >= SLAB:
+        if nbytes >= OWN:
             return self._allocate(nbytes)
         if self._used + nbytes > SLAB:
             self._slab, self._used = self._allocate(SLAB), 0

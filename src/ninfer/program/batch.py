@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ninfer.contract import ProducedRow, RowDecision, RowStatus, SequenceHandle, TokenScore
 from ninfer.errors import InvariantError
@@ -16,27 +16,32 @@ NO_LEGAL_TOKEN, NOT_FINITE = -1, -2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pending:
-    """Program's side of a PendingBatch. columns: recorded columns of a control row; 0 elsewhere. dead: rows without a
-    legal token."""
+    """Program's side of a PendingBatch. columns: recorded columns of a row, which wait for ``commit``; 0 where state
+    has advanced. drafted: drafts verified of each row. dead: by row, bits of the columns without a legal token.
+    following: drafts for the next round, by row, once the batch has been waited for."""
 
     records: tuple[SequenceRecord, ...]
     columns: int = 0
-    dead: frozenset[int] = frozenset()
+    drafted: tuple[int, ...] = ()
+    dead: Mapping[int, int] = field(default_factory=dict)
+    following: list[tuple[int, ...]] = field(default_factory=list)
 
 
 def produced_row(
-    sequence: SequenceHandle, record: SequenceRecord, out: HostBlock, row: int, token: int, dead: bool
-) -> ProducedRow:
-    """The sampled row ``row`` of a batch, read from the output block."""
-    if dead or token == NO_LEGAL_TOKEN:
-        return ProducedRow(sequence, (), RowStatus.CONSTRAINT_FAILED)
+    sequence: SequenceHandle, record: SequenceRecord, out: HostBlock, first: int, tokens: tuple[int, ...], dead: int,
+    drafted: int,
+) -> ProducedRow:  # fmt: skip
+    """One row of a batch. first: where its columns begin in the output block. dead: bits as in ``Pending``."""
+    if tokens[-1] == NO_LEGAL_TOKEN or dead >> (len(tokens) - 1) & 1:
+        return ProducedRow(sequence, (), RowStatus.CONSTRAINT_FAILED, drafted=drafted)
     wanted = record.request.sampling.logprobs
     if wanted < 0:
-        return ProducedRow(sequence, (token,))
-    f = out.fields
-    top = zip(f["alt_ids"][row, :wanted].tolist(), f["alt_logprobs"][row, :wanted].tolist())
-    score = TokenScore(float(f["logprob"][row]), tuple((i, logprob) for i, logprob in top if i >= 0))
-    return ProducedRow(sequence, (token,), RowStatus.OK, (score,))
+        return ProducedRow(sequence, tokens, drafted=drafted)
+    f, scores = out.fields, []
+    for column in range(first, first + len(tokens)):
+        top = zip(f["alt_ids"][column, :wanted].tolist(), f["alt_logprobs"][column, :wanted].tolist())
+        scores.append(TokenScore(float(f["logprob"][column]), tuple((i, score) for i, score in top if i >= 0)))
+    return ProducedRow(sequence, tokens, RowStatus.OK, tuple(scores), drafted)
 
 
 def check_decisions(rows: Sequence[ProducedRow], decisions: Sequence[RowDecision]) -> None:

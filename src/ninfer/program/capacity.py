@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ninfer.errors import InvalidRequest, OutOfDeviceMemory
 from ninfer.program.layout import PAGE, PoolKind, pages
-from ninfer.program.licensing import reserved_tokens
+from ninfer.program.licensing import reserved_tokens, unit_touch
 from ninfer.program.stores.host import SUPERBLOCK
 
 
@@ -40,15 +40,17 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class KVCapacityProfile:
-    """logical_pages: pages of one sequence at max_context. pages: physical pages per pool."""
+    """logical_pages: pages of one sequence at max_context. pages: physical pages per pool. window: most drafts."""
 
     logical_pages: int
     pages: dict[PoolKind, int]
     max_context: int
+    window: int = 0
 
     def entitlement(self, prompt: int, output: int) -> dict[PoolKind, int]:
         """Pages a request of ``prompt`` tokens and ``output`` tokens that fit the context is guaranteed."""
-        return {PoolKind.MAIN: pages(reserved_tokens(prompt, output))}
+        reserved = reserved_tokens(prompt, output)
+        return {kind: pages(n) for kind, n in unit_touch(reserved, 0, self.window, self.max_context).items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +69,14 @@ def resolve_capacity(
     S: int,
     C: int,
     Q: int,
+    K: int = 0,
     layout_bytes: Callable[[int], int],
     free_bytes: int,
 ) -> tuple[KVCapacityProfile, CapacityReport]:
     """Choose the pages M of the main pool.
 
     S: max_context. C: max_concurrency. Q: pages for retained histories beyond what active requests can claim.
+    K: drafts of a round; with any, the pool of the drafting module gets pages for what runs ahead of the main one.
     ``layout_bytes(m)``: bytes of the whole plan with m pages, non-decreasing. One sequence at its ceiling must fit
     and every lane gets a page: ``max(L, C) <= M <= C*L + Q``, with L pages per sequence. AutomaticKV takes the largest
     such M whose plan fits. Errors: InvalidRequest("kv_capacity") for an explicit size outside the range;
@@ -97,8 +101,13 @@ def resolve_capacity(
         raise OutOfDeviceMemory(
             f"the plan needs {planned} bytes, {budget} are free", plan={"total": planned}, free=budget
         )
-    profile = KVCapacityProfile(L, {PoolKind.MAIN: M}, S)
+    profile = KVCapacityProfile(L, pool_pages(M, C, K), S, K)
     return profile, CapacityReport(profile.pages, M * PAGE, planned, free_bytes - planned)
+
+
+def pool_pages(main: int, rows: int, window: int) -> dict[PoolKind, int]:
+    """Pages of every pool beside ``main`` pages of the main one: each row may draft ``window - 1`` columns ahead."""
+    return {PoolKind.MAIN: main} | ({PoolKind.MTP: main + rows * pages(window - 1)} if window else {})
 
 
 def _limit(policy: AutomaticKV, budget: int, least: int) -> int:

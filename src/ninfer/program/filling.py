@@ -10,24 +10,47 @@ import numpy.typing as npt
 from ninfer.program.frame import HostRows, InputFrame
 from ninfer.program.sequence import SequenceRecord
 
-FIRST_TOKEN, ORDINARY_DECODE = 0, 1
-"""Purposes of random numbers: one sequence index draws independently for each."""
+FIRST_TOKEN, ORDINARY_DECODE, BONUS = 0, 1, 4
+"""Purposes of random numbers: one sequence index draws independently for each. The last follows accepted drafts."""
 
 
 def fill_decode(rows: HostRows, records: Sequence[SequenceRecord]) -> None:
-    """One column per row: its anchor. Generated tokens advance all three rotary axes alike."""
+    """The first column of a row is its anchor. Generated tokens advance all three rotary axes alike."""
+    W = rows.tokens.shape[1]
     rows.start[:] = [r.frontier for r in records]
     rows.width[:] = 1
     rows.read[:] = [r.read for r in records]
     rows.write[:] = [r.slot for r in records]
     rows.table[:] = [r.row for r in records]
-    rows.tokens[:] = [r.ledger[r.frontier] for r in records]
-    rows.positions[:] = [r.frontier + r.request.identity.rope_delta for r in records]
+    rows.tokens[:, 0] = [r.ledger[r.frontier] for r in records]
+    first = np.array([[r.frontier + r.request.identity.rope_delta] for r in records])
+    rows.positions[:] = first + np.arange(W) if W > 1 else first
+
+
+def fill_drafts(rows: HostRows, records: Sequence[SequenceRecord], drafts: Sequence[tuple[int, ...]]) -> None:
+    """The drafts a round verifies, in the columns behind the anchors. Call after ``fill_sampling``."""
+    rows.mtp_table[:] = [r.mtp_row for r in records]
+    for row, own in enumerate(drafts):
+        n = rows.drafted[row] = len(own)
+        rows.width[row] = 1 + n
+        rows.tokens[row, 1 : 1 + n] = rows.drafts[row, :n] = own
+        if n:
+            rows.purpose[row] = BONUS
 
 
 def fill_recall(rows: HostRows, records: Sequence[SequenceRecord]) -> None:
-    """Rows whose stored hidden is sampled from."""
+    """Rows whose stored hidden, that of their last prompt token, is sampled from."""
+    rows.start[:] = [r.frontier - 1 for r in records]
+    rows.width[:] = 1
     rows.read[:] = [r.read for r in records]
+    rows.positions[:, :, 0] = np.stack([r.request.identity.positions[:, r.frontier - 1] for r in records], axis=1)
+
+
+def fill_joined(rows: HostRows, record: SequenceRecord, token: int) -> None:
+    """The last executed token of a row and the one behind it, for the drafting module."""
+    fill_recall(rows, (record,))
+    rows.mtp_table[0] = record.mtp_row
+    rows.tokens[0, 0] = token
 
 
 def fill_sampling(
@@ -38,7 +61,10 @@ def fill_sampling(
     rows.real[:] = [r.real for r in records]
     rows.whole[:] = [r.whole for r in records]
     rows.seed[:] = [r.seed for r in records]
-    rows.index[:] = [r.length for r in records]
+    W = rows.index.shape[1]
+    rows.index[:, 0] = [r.length for r in records]
+    if W > 1:
+        rows.index[:] = rows.index[:, :1] + np.arange(W)
     rows.purpose[:] = purpose
     for row in constrained:
         rows.whole[row, 2] = 1
@@ -51,26 +77,29 @@ def fill_wide(
     positions: npt.NDArray[np.int32],
     columns: int,
 ) -> None:
-    """One row of many tokens, run as ``columns`` columns. positions [3, tokens]."""
-    width, fields = len(tokens), frame.block.fields
-    _fill_one(frame.rows(1), record, width)
-    fields["last"][0] = width - 1
-    fields["wide_tokens"][:width] = tokens
-    fields["wide_positions"][: 3 * columns].reshape(3, columns)[:, :width] = positions
-
-
-def fill_fold(frame: InputFrame, record: SequenceRecord, width: int, accepted: int) -> None:
-    """Keep the first ``accepted`` of the ``width`` columns the row just recorded."""
-    fields = frame.block.fields
-    _fill_one(frame.rows(1), record, width)
-    fields["accepted"][0] = accepted
-    fields["last"][0] = accepted - 1
-
-
-def _fill_one(rows: HostRows, record: SequenceRecord, width: int) -> None:
+    """One row, run as ``columns`` columns. positions [3, n] of its n tokens; tokens: those, and the one behind them
+    where it is known."""
+    width, fields = positions.shape[1], frame.block.fields
+    rows = frame.rows(1)
     rows.start[0] = record.frontier
     rows.width[0] = width
     rows.read[0] = record.read
     rows.write[0] = record.slot
     rows.table[0] = record.row
     rows.lanes[0] = record.lane
+    rows.last[0] = width - 1
+    if record.mtp_row is not None:
+        rows.mtp_table[0] = record.mtp_row
+    fields["wide_tokens"][: len(tokens)] = tokens
+    fields["wide_positions"][: 3 * columns].reshape(3, columns)[:, :width] = positions
+
+
+def fill_fold(rows: HostRows, records: Sequence[SequenceRecord], width: int, accepted: Sequence[int]) -> None:
+    """Keep the first ``accepted`` of the ``width`` columns each row just recorded; 0 keeps nothing."""
+    rows.start[:] = [r.frontier for r in records]
+    rows.width[:] = accepted
+    rows.read[:] = [r.read for r in records]
+    rows.write[:] = [r.slot for r in records]
+    rows.accepted[:] = accepted
+    rows.last[:] = [b * width + max(n, 1) - 1 for b, n in enumerate(accepted)]
+    rows.kept[:] = [r.slot if n else -1 for r, n in zip(records, accepted)]

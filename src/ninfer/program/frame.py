@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ninfer.contract import Buffer, Device
-from ninfer.ops import Rows, SampleOut, SampleRows
-from ninfer.program.scope import Field, Scopes, align, extent, field_offsets
+from ninfer.ops import Drafts, Rows, SampleOut, SampleRows
+from ninfer.program.scope import Field, Scopes, extent, field_offsets
 
 ALTERNATIVES = 20
 """Most log-probability alternatives of one token."""
@@ -20,46 +20,57 @@ ALTERNATIVES = 20
 _NUMPY = {"i32": np.int32, "u32": np.uint32, "f32": np.float32, "i64": np.int64}
 
 
-def input_fields(rows: int, columns: int, blocks: int) -> dict[str, Field]:
-    """The block that goes up. Short fields first, one entry per row; then the block table; then the tokens and
-    positions of a unit with one row of many columns. A decode round sends the prefix it needs."""
-    return {
+def input_fields(rows: int, window: int, columns: int, blocks: int) -> dict[str, Field]:
+    """The block that goes up. Short fields first, one entry per row or per column of a round with ``window`` drafts;
+    then the block tables; then the tokens and positions of a unit with one row of many columns, and one token more.
+    A round sends the prefix it needs."""
+    decided = rows * (window + 1)
+    short = {
         "start": Field((rows,), "i32"),
         "width": Field((rows,), "i32"),
         "read": Field((rows,), "i32"),
         "write": Field((rows,), "i32"),
         "table": Field((rows,), "i32"),
-        "tokens": Field((rows,), "i32"),
-        "positions": Field((3 * rows,), "i32"),
+        "tokens": Field((decided,), "i32"),
+        "positions": Field((3 * decided,), "i32"),
         "lanes": Field((rows,), "i32"),
-        "last": Field((1,), "i32"),
-        "accepted": Field((1,), "i32"),
+        "last": Field((rows,), "i32"),
+        "kept": Field((rows,), "i32"),
+        "accepted": Field((rows,), "i32"),
         "real": Field((5 * rows,), "f32"),
         "whole": Field((4 * rows,), "i32"),
         "seed": Field((2 * rows,), "u32"),
-        "index": Field((rows,), "i64"),
-        "purpose": Field((rows,), "i32"),
-        "blocks": Field((rows, blocks), "i32"),
-        "wide_tokens": Field((columns,), "i32"),
-        "wide_positions": Field((3 * columns,), "i32"),
+        "index": Field((decided,), "i64"),
+        "purpose": Field((decided,), "i32"),
     }
+    tables = {"blocks": Field((rows, blocks), "i32")}
+    if window:
+        short |= {
+            "mtp_table": Field((rows,), "i32"),
+            "drafted": Field((rows,), "i32"),
+            "drafts": Field((rows * window,), "i32"),
+        }
+        tables |= {"mtp_blocks": Field((rows, blocks), "i32")}
+    wide = {"wide_tokens": Field((columns + 1,), "i32"), "wide_positions": Field((3 * columns,), "i32")}
+    return short | tables | wide
 
 
-def output_fields(rows: int) -> dict[str, Field]:
+def output_fields(rows: int, window: int) -> dict[str, Field]:
     """The block that comes down; alternatives last, because few rounds want them."""
-    return {
-        "token": Field((rows,), "i32"),
-        "logprob": Field((rows,), "f32"),
-        "alt_ids": Field((rows, ALTERNATIVES), "i32"),
-        "alt_logprobs": Field((rows, ALTERNATIVES), "f32"),
+    decided = rows * (window + 1)
+    drafting = {"accepted": Field((rows,), "i32"), "drafts": Field((rows * window,), "i32")} if window else {}
+    return drafting | {
+        "token": Field((decided,), "i32"),
+        "logprob": Field((decided,), "f32"),
+        "alt_ids": Field((decided, ALTERNATIVES), "i32"),
+        "alt_logprobs": Field((decided, ALTERNATIVES), "f32"),
     }
 
 
-def end_of(fields: Mapping[str, Field], name: str) -> int:
-    """Bytes of the block up to and including a field."""
+def before(fields: Mapping[str, Field], name: str) -> int:
+    """Bytes of the block before a field."""
     offsets, _ = field_offsets(tuple(fields.values()))
-    at = dict(zip(fields, offsets, strict=True))[name]
-    return at + align(extent(fields[name].shape, fields[name].dtype))
+    return dict(zip(fields, offsets, strict=True))[name]
 
 
 class HostBlock:
@@ -75,35 +86,40 @@ class HostBlock:
 
 
 class HostRows:
-    """The short fields of an input block as arrays of ``B`` rows."""
+    """The short fields of an input block as arrays of ``B`` rows of ``W`` columns."""
 
     __slots__ = (
-        "index", "lanes", "positions", "purpose", "read", "real", "seed", "start", "table", "tokens", "whole",
-        "width", "write",
+        "accepted", "drafted", "drafts", "index", "kept", "lanes", "last", "mtp_table", "positions", "purpose", "read",
+        "real", "seed", "start", "table", "tokens", "whole", "width", "write",
     )  # fmt: skip
 
-    def __init__(self, block: HostBlock, B: int) -> None:
+    def __init__(self, block: HostBlock, B: int, W: int, window: int) -> None:
         f = block.fields
         self.start, self.width, self.read, self.write = f["start"][:B], f["width"][:B], f["read"][:B], f["write"][:B]
-        self.table, self.tokens, self.lanes = f["table"][:B], f["tokens"][:B], f["lanes"][:B]
-        self.positions = f["positions"][: 3 * B].reshape(3, B)
+        self.table, self.lanes = f["table"][:B], f["lanes"][:B]
+        self.last, self.kept, self.accepted = f["last"][:B], f["kept"][:B], f["accepted"][:B]
+        self.tokens = f["tokens"][: B * W].reshape(B, W)
+        self.positions = f["positions"][: 3 * B * W].reshape(3, B, W)
         self.real = f["real"][: 5 * B].reshape(B, 5)
         self.whole = f["whole"][: 4 * B].reshape(B, 4)
         self.seed = f["seed"][: 2 * B].reshape(B, 2)
-        self.index, self.purpose = f["index"][:B], f["purpose"][:B]
+        self.index, self.purpose = f["index"][: B * W].reshape(B, W), f["purpose"][: B * W].reshape(B, W)
+        if window:
+            self.mtp_table, self.drafted = f["mtp_table"][:B], f["drafted"][:B]
+            self.drafts = f["drafts"][: B * window].reshape(B, window)
 
 
 class InputFrame:
-    """A block on its way up. The device may own it until ``event`` is done. table_version: the block table it has."""
+    """A block on its way up. The device may own it until ``event`` is done. version: of the block tables it has."""
 
-    def __init__(self, device: Device, fields: Mapping[str, Field], rows: int) -> None:
+    def __init__(self, device: Device, fields: Mapping[str, Field], rows: int, window: int) -> None:
         self.block = HostBlock(device, fields)
         self.event = device.event()
-        self.table_version = -1
-        self._rows = [HostRows(self.block, B) for B in range(1, rows + 1)]
+        self.version = -1
+        self._rows = {(B, W): HostRows(self.block, B, W, window) for W in {1, window + 1} for B in range(1, rows + 1)}
 
-    def rows(self, B: int) -> HostRows:
-        return self._rows[B - 1]
+    def rows(self, B: int, W: int = 1) -> HostRows:
+        return self._rows[B, W]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +134,12 @@ class DeviceFrame:
         block, views = scope.packed("frames", tuple(fields.values()))
         return cls(block, dict(zip(fields, views, strict=True)))
 
-    def rows(self, B: int) -> Rows:
-        """``B`` rows of one column."""
+    def rows(self, B: int, W: int = 1) -> Rows:
+        """``B`` rows of ``W`` columns."""
         f = self.fields
         return Rows(
-            B, 1, f["start"].head(B), f["width"].head(B), f["read"].head(B), f["write"].head(B), f["table"].head(B),
-            f["tokens"].head(B), f["positions"].head(3, B),
+            B, W, f["start"].head(B), f["width"].head(B), f["read"].head(B), f["write"].head(B), f["table"].head(B),
+            f["tokens"].head(B * W), f["positions"].head(3, B * W),
         )  # fmt: skip
 
     def wide_rows(self, W: int) -> Rows:
@@ -134,16 +150,21 @@ class DeviceFrame:
             f["wide_tokens"].head(W), f["wide_positions"].head(3, W),
         )  # fmt: skip
 
-    def sample_rows(self, B: int) -> SampleRows:
+    def sample_rows(self, B: int, W: int) -> SampleRows:
         f = self.fields
         return SampleRows(
-            B, 1, f["real"].head(B, 5), f["whole"].head(B, 4), f["seed"].head(B, 2), f["index"].head(B, 1),
-            f["purpose"].head(B, 1),
+            B, W, f["real"].head(B, 5), f["whole"].head(B, 4), f["seed"].head(B, 2), f["index"].head(B, W),
+            f["purpose"].head(B, W),
         )  # fmt: skip
 
-    def sample_out(self, B: int) -> SampleOut:
+    def sample_out(self, B: int, W: int) -> SampleOut:
         f = self.fields
         return SampleOut(
-            f["token"].head(B, 1), f["logprob"].head(B, 1), f["alt_ids"].head(B, 1, ALTERNATIVES),
-            f["alt_logprobs"].head(B, 1, ALTERNATIVES),
+            f["token"].head(B, W), f["logprob"].head(B, W), f["alt_ids"].head(B, W, ALTERNATIVES),
+            f["alt_logprobs"].head(B, W, ALTERNATIVES),
         )  # fmt: skip
+
+    def drafts(self, B: int, W: int) -> Drafts:
+        """What the host says was drafted before a round of ``W`` columns."""
+        f = self.fields
+        return Drafts(f["drafted"].head(B), f["drafts"].head(B, W - 1))

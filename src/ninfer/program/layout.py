@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ninfer.contract import ITEM_BYTES, Shape
@@ -22,7 +23,7 @@ class PoolKind(enum.Enum):
     MAIN = 0
     """Keys and values of the text model's full-attention layers."""
     MTP = 1
-    """Those of the multi-token prediction layer."""
+    """Those of the multi-token-prediction module. Inside a round it may be mapped beyond MAIN."""
     DRAFT_FULL = 2
     """Those of a draft model's full-context layers."""
 
@@ -92,15 +93,18 @@ class PoolLayout:
         return max(1, -(-self.page_bytes // 256)) * 256
 
 
-def build_pool_layouts(geometry: KVGeometry, codec: KVCodec) -> tuple[PoolLayout, ...]:
+def build_pool_layouts(geometries: Mapping[PoolKind, KVGeometry], codec: KVCodec) -> tuple[PoolLayout, ...]:
     """The pools of a model, in the order every per-pool tuple uses; planes by layer, then by role."""
+    return tuple(PoolLayout(kind, _planes(geometry, codec)) for kind, geometry in geometries.items())
+
+
+def _planes(geometry: KVGeometry, codec: KVCodec) -> tuple[PlaneSpec, ...]:
     parts = [(role, codec.value, geometry.head_dim) for role in (PlaneRole.K, PlaneRole.V)]
     if codec is KVCodec.INT8:
         scales = -(-geometry.head_dim // SCALED)
         parts += [(role, "f16", scales) for role in (PlaneRole.K_SCALE, PlaneRole.V_SCALE)]
-    planes = tuple(
+    return tuple(
         PlaneSpec(layer, role, dtype, leading, geometry.kv_heads)
         for layer in range(geometry.full_attention_layers)
         for role, dtype, leading in parts
     )
-    return (PoolLayout(PoolKind.MAIN, planes),)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ninfer.contract import Buffer, Device
+from ninfer.program.capacity import pool_pages
+from ninfer.program.drafting import DraftMemory
 from ninfer.program.frame import DeviceFrame, input_fields, output_fields
 from ninfer.program.layout import KVCodec, pages
 from ninfer.program.scope import MeasureScope, Scopes
@@ -16,8 +18,8 @@ class Shape:
     """The fixed sizes of a Program.
 
     rows: sequences active at once. context: tokens of one sequence. chunk: tokens of one prefill unit. control:
-    tokens of one forced unit. vocabulary: ids that may be sampled. spare: state slots beyond one per row, for
-    checkpoints.
+    tokens of one forced unit. vocabulary: ids that may be sampled. window: drafts of a round, 0 without speculation.
+    spare: state slots beyond one per row, for checkpoints.
     """
 
     rows: int
@@ -27,20 +29,31 @@ class Shape:
     codec: KVCodec
     vocabulary: int
     spare: int = 0
+    window: int = 0
 
     @property
     def slots(self) -> int:
         return self.rows + self.spare
 
     @property
+    def width(self) -> int:
+        """Columns of a row in a decode round."""
+        return self.window + 1
+
+    @property
+    def recorded(self) -> int:
+        """Columns of the widest unit whose state is kept apart until it is committed."""
+        return max(self.control, self.rows * self.width if self.window else 0)
+
+    @property
     def columns(self) -> int:
-        return max(self.rows, self.chunk, self.control)
+        return max(self.rows * self.width, self.chunk, self.control)
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """stored: continuation hidden act [slots, H], part of the state image. hidden act [rows, H] and logits f32
-    [rows, V] of the current round. masks u32 [rows, 1, words]. counts i32 [rows, V]: generated tokens of each lane."""
+    """stored: continuation hidden act [slots, H], part of the state image. hidden act [columns, H] and logits f32
+    [rows*W, V] of the current unit. masks u32 [rows, W, words]. counts i32 [rows, V]: generated tokens of each lane."""
 
     model: PlacedModel
     stored: Buffer
@@ -51,21 +64,30 @@ class Memory:
     scratch: Buffer
     input: DeviceFrame
     output: DeviceFrame
+    last: Buffer
+    """act [rows, H]: hidden of the last accepted columns, on its way into the state."""
+    drafts: DraftMemory | None
 
 
 def lay_out(scope: Scopes, device: Device, model: TextModel, shape: Shape, kv_pages: int) -> Memory:
-    C, V, blocks = shape.rows, shape.vocabulary, pages(shape.context)
-    placement = Placement(kv_pages, C, blocks, shape.slots, shape.columns, shape.control, shape.context, shape.codec)
+    C, W, V, H, blocks = shape.rows, shape.width, shape.vocabulary, model.hidden_size, pages(shape.context)
+    decided, K = C * W, shape.window
+    hidden = max(decided, shape.control, shape.chunk if K else 0)
+    pool = pool_pages(kv_pages, C, K)
+    placement = Placement(pool, C, blocks, shape.slots, shape.columns, shape.recorded, shape.context, shape.codec)
+    columns = max(decided, shape.control)
     return Memory(
         model.place(scope, device, placement),
-        scope.buffer("state", (shape.slots, model.hidden_size), device.activation),
-        scope.buffer("logits", (C, model.hidden_size), device.activation),
-        scope.buffer("logits", (C, V), "f32"),
-        scope.buffer("masks", (C, 1, mask_words(V)), "u32"),
+        scope.buffer("state", (shape.slots, H), device.activation),
+        scope.buffer("logits", (hidden, H), device.activation),
+        scope.buffer("logits", (decided, V), "f32"),
+        scope.buffer("masks", (C, W, mask_words(V)), "u32"),
         scope.buffer("sampling", (C, V), "i32"),
-        scope.buffer("sampling", (max(1, device.ops.sample_scratch(C, V)),), "u8"),
-        DeviceFrame.place(scope, input_fields(C, shape.columns, blocks)),
-        DeviceFrame.place(scope, output_fields(C)),
+        scope.buffer("sampling", (max(1, device.ops.sample_scratch(decided, V)),), "u8"),
+        DeviceFrame.place(scope, input_fields(C, K, shape.columns, blocks)),
+        DeviceFrame.place(scope, output_fields(C, K)),
+        scope.buffer("logits", (C, H), device.activation),
+        DraftMemory.place(scope, device, H, C, K, columns, shape.context) if K else None,
     )
 
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 from ninfer.contract import Device
 from ninfer.errors import InvalidRequest, OutOfDeviceMemory
-from ninfer.program.capacity import AutomaticKV, ExplicitKV, Retention, resolve_capacity
+from ninfer.program.capacity import AutomaticKV, ExplicitKV, KVCapacityProfile, Retention, resolve_capacity
 from ninfer.program.layout import PoolLayout, build_pool_layouts, pages
-from ninfer.program.memory import Shape, lay_out, measure
+from ninfer.program.memory import Memory, Shape, lay_out, measure
 from ninfer.program.program import Program
 from ninfer.program.scope import ArenaScope
 from ninfer.program.store import Store
@@ -22,7 +22,7 @@ from ninfer.program.stores.spaces import KVStore
 from ninfer.program.text import TextModel
 from ninfer.program.traffic import Traffic
 from ninfer.program.transfers import Transfers
-from ninfer.program.units import Units
+from ninfer.program.units import Units, recording_bytes
 
 log = logging.getLogger("ninfer")
 
@@ -48,39 +48,53 @@ def open_program(
     smallest plan does not fit.
     """
     retention = retention or Retention()
-    free, taken = device.memory().free, dict(device.taken())
-    layouts = build_pool_layouts(model.kv_geometry, shape.codec)
-    _check_host(retention, layouts, shape, model.state_bytes(device.activation))
+    free, taken, graphs = device.memory().free, dict(device.taken()), recording_bytes(device, shape)
+    layouts = build_pool_layouts(model.kv_geometries, shape.codec)
+    state_bytes = model.state_bytes(device.activation)
+    _check_host(retention, layouts, state_bytes)
 
     def total(kv_pages: int) -> int:
-        return sum(measure(device, model, shape, kv_pages).values())
+        return sum(measure(device, model, shape, kv_pages).values()) + graphs
 
     try:
         profile, report = resolve_capacity(
-            kv or automatic_kv(device), S=shape.context, C=shape.rows, Q=pages(retention.tokens), layout_bytes=total,
-            free_bytes=free,
+            kv or automatic_kv(device), S=shape.context, C=shape.rows, Q=pages(retention.tokens), K=shape.window,
+            layout_bytes=total, free_bytes=free,
         )  # fmt: skip
     except OutOfDeviceMemory as error:
-        plan = taken | measure(device, model, shape, max(pages(shape.context), shape.rows))
+        plan = taken | measure(device, model, shape, max(pages(shape.context), shape.rows)) | {"graphs": graphs}
         advice = "smaller max_context, max_concurrency or prefill_chunk need less"
         raise OutOfDeviceMemory(f"{error}: {_table(plan)}; {advice}", plan=plan, free=error.free) from None
-    arena = device.arena(report.planned_bytes)
+    arena = device.arena(report.planned_bytes - graphs)
     try:
         scope = ArenaScope(arena)
-        kv_pages = {layout.kind: profile.pages[layout.kind] for layout in layouts}
-        memory = lay_out(scope, device, model, shape, kv_pages[layouts[0].kind])
-        rows = ExecutionRows(list(kv_pages), shape.rows, profile.logical_pages)
-        before = device.memory().free
+        memory = lay_out(scope, device, model, shape, profile.pages[layouts[0].kind])
+        rows = ExecutionRows([layout.kind for layout in layouts], shape.rows, profile.logical_pages)
         units = Units(device, arena, memory, shape, rows)
-        graphs = max(0, before - device.memory().free) if device.asynchronous else 0
     except BaseException:
         arena.close()
         raise
+    components = taken | scope.cursor.components | {"graphs": graphs}
+    log.info("memory of %s: %s", device.name, _table(components))
+    store = _open_store(device, memory, shape, profile, layouts, rows, retention)
+    return Program(shape, components, report, store, units, Traffic(model, layouts, shape, state_bytes))
+
+
+def _open_store(
+    device: Device,
+    memory: Memory,
+    shape: Shape,
+    profile: KVCapacityProfile,
+    layouts: tuple[PoolLayout, ...],
+    rows: ExecutionRows,
+    retention: Retention,
+) -> Store:
     host = HostArena(layouts, retention.host_kv_bytes, retention.superblock)
-    planes = {kind: memory.model.planes(kind) for kind in kv_pages}
-    store = Store(
+    kinds = [layout.kind for layout in layouts]
+    planes = {kind: memory.model.planes(kind) for kind in kinds}
+    return Store(
         profile=profile,
-        kv={kind: KVStore(DevicePagePool(kind, n), rows, profile.logical_pages, host) for kind, n in kv_pages.items()},
+        kv={k: KVStore(DevicePagePool(k, profile.pages[k]), rows, profile.logical_pages, host) for k in kinds},
         states=StateStore(shape.slots, retention.host_states),
         arena=host,
         transfers=Transfers(device, planes, (*memory.model.images, memory.stored), host),
@@ -88,14 +102,9 @@ def open_program(
         spare=shape.spare,
         chunk=shape.chunk,
     )
-    state_bytes = model.state_bytes(device.activation)
-    traffic = Traffic(model, layouts, shape.rows, state_bytes)
-    components = taken | scope.cursor.components | {"graphs": graphs}
-    log.info("memory of %s: %s", device.name, _table(components))
-    return Program(shape, components, report, store, units, traffic)
 
 
-def _check_host(retention: Retention, layouts: tuple[PoolLayout, ...], shape: Shape, state_bytes: int) -> None:
+def _check_host(retention: Retention, layouts: tuple[PoolLayout, ...], state_bytes: int) -> None:
     """Host memory is promised at the start and taken as it is used, so a promise beyond the machine is refused."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     wanted = retention.host_kv_bytes + retention.host_states * state_bytes

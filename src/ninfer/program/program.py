@@ -39,21 +39,15 @@ from ninfer.contract import (
     UnitLicense,
 )
 from ninfer.errors import DeviceError, InvariantError
+from ninfer.program import rounds
 from ninfer.program.admission import isolated_root_fits, prove_backfill
 from ninfer.program.auditing import audit, digest, occupancy
-from ninfer.program.batch import NOT_FINITE, Pending, check_decisions, produced_row
+from ninfer.program.batch import Pending, check_decisions
 from ninfer.program.capacity import CapacityReport
-from ninfer.program.filling import (
-    FIRST_TOKEN,
-    ORDINARY_DECODE,
-    fill_decode,
-    fill_fold,
-    fill_recall,
-    fill_sampling,
-    fill_wide,
-)
+from ninfer.program.filling import fill_fold, fill_joined, fill_wide
 from ninfer.program.frame import InputFrame
 from ninfer.program.incoming import Incoming, capture, inspect, materialization
+from ninfer.program.layout import PoolKind
 from ninfer.program.licensing import unit_touch
 from ninfer.program.memory import Shape
 from ninfer.program.outcomes import become_history, settle, vanish
@@ -85,7 +79,7 @@ class Program:
         self.components = components
         self.report = report
         self.store = store
-        self._transactions = Transactions(store)
+        self._transactions = Transactions(store, units.clear_counts)
         self._units = units
         self._traffic = traffic
         self._sequences = store.sequences
@@ -150,10 +144,7 @@ class Program:
         return self._transactions.poll()
 
     def commit_transaction(self) -> ResourceResult:
-        result = self._transactions.commit()
-        if result.sequence is not None:
-            self._units.clear_counts(self._sequences.get(result.sequence).lane)
-        return result
+        return self._transactions.commit()
 
     def abort_transaction(self) -> ResourceResult:
         return self._transactions.abort()
@@ -202,7 +193,9 @@ class Program:
         if not 1 <= chunk <= self.shape.chunk or record.phase is not Phase.PREFILL or begin == end:
             raise InvariantError(f"{sequence}: no prefill unit of {chunk} tokens (1..{self.shape.chunk}) at {begin}")
         positions = record.request.identity.positions[:, begin:end]
-        frame = self._wide_frame(record, record.ledger[begin:end], positions, self._units.columns(end - begin))
+        self._join(record, int(record.ledger[begin]))
+        known = record.ledger[begin : min(end + 1, record.prompt)]
+        frame = self._wide_frame(record, known, positions, self._units.columns(end - begin))
         with self._launching((record,)):
             self._units.prefill(frame, end - begin)
         self._advance(record, end)
@@ -213,18 +206,21 @@ class Program:
         for sequence, record in zip(sequences, records):
             if record.phase is not Phase.PREFILL or record.frontier != record.prompt:
                 raise InvariantError(f"{sequence} is not at the end of its prompt")
-        return self._sample("prefill", sequences, records, masks)
+        return self._decide("prefill", sequences, records, ((),) * len(records), masks)
 
     def decode(
         self, sequences: Sequence[SequenceHandle], licences: Sequence[UnitLicense], masks: MaskProvider | None
     ) -> PendingBatch:
         records = self._enter(sequences)
-        if len(licences) != len(records) or any(licence.drafts for licence in licences):
-            raise InvariantError("a decode round needs one licence per row, without drafts")
-        for sequence, record in zip(sequences, records):
+        if len(licences) != len(records):
+            raise InvariantError("a decode round needs one licence per row")
+        for sequence, record, licence in zip(sequences, records, licences):
             if record.phase is not Phase.DECODE or record.room < 1:
                 raise InvariantError(f"{sequence} has no anchor to execute or no output left to decide")
-        return self._sample("decode", sequences, records, masks)
+            if not 0 <= licence.drafts < max(record.room, 1) or licence.drafts > self.shape.window:
+                raise InvariantError(f"{sequence}: {licence} exceeds its output or a round of {self.shape.window}")
+        drafts = tuple([record.drafts[: licence.drafts] for record, licence in zip(records, licences)])
+        return self._decide("decode", sequences, records, drafts, masks)
 
     def control(self, sequence: SequenceHandle, tokens: Sequence[int]) -> PendingBatch:
         """At most ``shape.control`` tokens. They may also follow a prompt directly, before anything was sampled."""
@@ -236,13 +232,14 @@ class Program:
         if not all(0 <= token < self.shape.vocabulary for token in tokens):
             raise InvariantError(f"forced tokens {tokens} leave the vocabulary of {self.shape.vocabulary}")
         anchor = record.ledger[record.frontier : record.length].tolist()
-        columns = [*anchor, *tokens[:-1]]
+        columns = len(anchor) + len(tokens) - 1
+        self._join(record, tokens[0])
         if columns:
-            indices = record.request.identity.rope_delta + record.frontier + np.arange(len(columns), dtype=np.int32)
-            frame = self._wide_frame(record, columns, np.broadcast_to(indices, (3, len(columns))), len(columns))
+            indices = record.request.identity.rope_delta + record.frontier + np.arange(columns, dtype=np.int32)
+            frame = self._wide_frame(record, [*anchor, *tokens], np.broadcast_to(indices, (3, columns)), columns)
             with self._launching((record,)):
-                self._units.control(frame, len(columns))
-        self._pending = Pending((record,), len(columns))
+                self._units.control(frame, columns)
+        self._pending = Pending((record,), columns)
         batch = PendingBatch("control", (sequence,), self._pending)
         batch.produce((ProducedRow(sequence, tuple(tokens)),))
         return batch
@@ -251,7 +248,10 @@ class Program:
         pending = self._belonging(batch)
         if not batch.waited:
             try:
-                batch.produce(self._collect(batch, pending))
+                rows = rounds.collect(self._units, self.shape, pending, batch.sequences, batch.kind == "prefill")
+                if batch.kind == "decode":
+                    self._traffic.decoded([r.frontier for r in pending.records], sum(len(row.tokens) for row in rows))
+                batch.produce(rows)
             except BaseException:
                 self.abort_pending(batch)
                 raise
@@ -262,14 +262,15 @@ class Program:
         check_decisions(batch.rows, decisions)
         batch.consume()
         self._pending = None
-        for record, row, decision in zip(pending.records, batch.rows, decisions):
-            if batch.kind == "decode" and not decision.accepted:
+        if pending.columns:
+            self._fold(pending, [decision.accepted for decision in decisions])
+        for i, (record, row, decision) in enumerate(zip(pending.records, batch.rows, decisions)):
+            record.drafts = pending.following[i] if pending.following else ()
+            if batch.kind == "decode" and not decision.accepted and not pending.columns:
                 record.intact = False  # the state has absorbed an anchor that the frontier does not count
             if decision.accepted:
                 record.boundaries += [record.length + offset for offset in decision.boundaries]
                 record.append(row.tokens[: decision.accepted])
-                if pending.columns:
-                    self._fold(record, pending.columns)
                 self._advance(record, record.length - 1)
                 record.phase = Phase.DECODE
             if decision.terminal:
@@ -300,6 +301,7 @@ class Program:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
+            self._transactions.close()
             self._units.close()
 
     # -- inside a unit -------------------------------------------------------------------------------------------
@@ -322,15 +324,31 @@ class Program:
         return self._pending
 
     def _map(self, record: SequenceRecord, width: int) -> None:
-        for kind, tokens in unit_touch(record.frontier, width).items():
+        for kind, tokens in unit_touch(record.frontier, width, self.shape.window, self.shape.context).items():
             self.store.kv[kind].ensure_mapped(record.spaces[kind], tokens)
 
+    def _join(self, record: SequenceRecord, token: int) -> None:
+        """Complete the drafting module's history up to the frontier, whose last column needs the ``token`` behind it.
+
+        It is incomplete at a checkpoint that was resumed, and at the end of a prompt that forced tokens follow.
+        """
+        kv = self.store.kv.get(PoolKind.MTP)
+        if kv is None or kv.spaces.get(record.spaces[PoolKind.MTP]).committed == record.frontier:
+            return
+        self._map(record, 0)
+        frame = self._units.frame()
+        fill_joined(frame.rows(1), record, token)
+        with self._launching((record,)):
+            self._units.join(frame)
+        kv.commit_frontier(record.spaces[PoolKind.MTP], record.frontier)
+
     def _advance(self, record: SequenceRecord, frontier: int) -> None:
-        """Everything executed up to ``frontier`` becomes history."""
+        """Everything executed up to ``frontier`` becomes history. The drafting module's needs the token behind it."""
+        for kind, kv in self.store.kv.items():
+            extent = min(frontier, record.length - 1) if kind is PoolKind.MTP else frontier
+            kv.commit_frontier(record.spaces[kind], extent)
         if frontier == record.frontier:
             return
-        for kind, kv in self.store.kv.items():
-            kv.commit_frontier(record.spaces[kind], frontier)
         self.store.states.advance(record.binding.write, frontier)
         record.frontier = frontier
         if record.binding.forked:
@@ -343,64 +361,35 @@ class Program:
         positions: npt.NDArray[np.int32],
         columns: int,
     ) -> InputFrame:
-        self._map(record, len(tokens))
+        self._map(record, positions.shape[1])
         frame = self._units.frame()
         fill_wide(frame, record, tokens, positions, columns)
         return frame
 
-    def _sample(
+    def _decide(
         self,
         kind: Literal["prefill", "decode"],
         sequences: Sequence[SequenceHandle],
         records: tuple[SequenceRecord, ...],
+        drafts: tuple[tuple[int, ...], ...],
         masks: MaskProvider | None,
     ) -> PendingBatch:
-        """Launch Forward, then fill the masks beside it, then launch Finish."""
-        units, B = self._units, len(records)
-        constrained = masks.constrained_rows() if masks is not None else ()
-        frame = units.frame()
-        rows = frame.rows(B)
-        if kind == "decode":
-            for record in records:
-                self._map(record, 1)
-            fill_decode(rows, records)
-        else:
-            fill_recall(rows, records)
-        fill_sampling(rows, records, constrained, ORDINARY_DECODE if kind == "decode" else FIRST_TOKEN)
-        dead: set[int] = set()
+        first = kind == "prefill"
+        for record, own in zip(records, drafts):
+            self._map(record, 0 if first else 1 + len(own))
+        ready = rounds.prepare(self._units, self.shape, records, drafts, masks, first)
         with self._launching(records):
-            units.forward(frame, B) if kind == "decode" else units.recall(frame, B)
-            if masks is not None and constrained:
-                dead.update(row for row in constrained if masks.fill(row, (), units.masks[row]).dead & 1)
-            scores = any(r.request.sampling.logprobs >= 0 for r in records)
-            units.finish(frame, B, scores, masked=bool(constrained))
-        self._pending = Pending(records, dead=frozenset(dead))
+            self._pending = rounds.launch(self._units, self.shape, ready, masks)
         return PendingBatch(kind, tuple(sequences), self._pending)
 
-    def _collect(self, batch: PendingBatch, pending: Pending) -> tuple[ProducedRow, ...]:
-        """Wait for a sampled batch and read its rows."""
-        records = pending.records
-        out = self._units.results(batch.kind == "decode")
-        tokens = out.fields["token"][: len(records)].tolist()
-        if NOT_FINITE in tokens:
-            raise DeviceError(f"row {tokens.index(NOT_FINITE)} of a {batch.kind} batch: logits are not finite")
-        if batch.kind == "decode":
-            self._traffic.decoded([r.frontier for r in records])
-        return tuple(
-            [
-                produced_row(sequence, record, out, i, token, i in pending.dead)
-                for i, (sequence, record, token) in enumerate(zip(batch.sequences, records, tokens))
-            ]
-        )
-
-    def _fold(self, record: SequenceRecord, columns: int) -> None:
-        """Keep what was accepted of a control row: all but the last accepted token are executed."""
-        accepted = record.length - 1 - record.frontier
-        if accepted:
+    def _fold(self, pending: Pending, accepted: Sequence[int]) -> None:
+        """Keep what was accepted of recorded rows."""
+        records, columns = pending.records, rounds.executed(pending, accepted)
+        if any(columns):
             frame = self._units.frame()
-            fill_fold(frame, record, columns, accepted)
-            with self._launching((record,)):
-                self._units.fold(frame, columns)
+            fill_fold(frame.rows(len(records)), records, pending.columns, columns)
+            with self._launching(records):
+                self._units.fold(frame, len(records), pending.columns)
 
     @contextmanager
     def _launching(self, records: Sequence[SequenceRecord]) -> Iterator[None]:

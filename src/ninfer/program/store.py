@@ -8,6 +8,7 @@ from itertools import pairwise
 from ninfer.context import (
     CheckpointRef,
     CheckpointSummary,
+    Direction,
     OwnerSummary,
     PrefillWork,
     TransferBatch,
@@ -60,12 +61,14 @@ class Store:
         }
         return self.transfer("h2d", host, self.states.images.get(checkpoint.image).device is None)
 
-    def transfer(self, direction: str, counts: dict[PoolKind, int], images: int) -> tuple[TransferBatch, ...]:
+    def transfer(self, direction: Direction, counts: dict[PoolKind, int], images: int) -> tuple[TransferBatch, ...]:
         """One batch that copies pages of each pool and whole images; none where there is nothing to copy."""
-        t = self.transfers
-        ops = sum(t.page_ops(kind, n) for kind, n in counts.items()) + images * t.image_ops
-        nbytes = sum(n * t.page_bytes(kind) for kind, n in counts.items()) + images * t.image_bytes
-        return (TransferBatch(direction, 1, ops, nbytes),) if ops or nbytes else ()  # type: ignore[arg-type]
+        t, slots = self.transfers, self.arena.slots
+        ops, nbytes = images * t.image_copies, images * t.image_bytes
+        for kind, n in counts.items():  # pages of one superblock lie together
+            ops += t.page_copies[kind] * -(-n // slots[kind])
+            nbytes += n * t.page_bytes[kind]
+        return (TransferBatch(direction, 1, ops, nbytes),) if ops or nbytes else ()
 
     def summary(self, owner: Handle) -> OwnerSummary:
         """Raises StaleHandle."""
@@ -80,8 +83,8 @@ class Store:
         device = host = 0
         for kind in self.kv:
             held = self.blocks(history, kind, history.frontier)
-            device += self.transfers.page_bytes(kind) * sum(page.device is not None for page in held)
-            host += self.transfers.page_bytes(kind) * sum(page.host is not None for page in held)
+            device += self.transfers.page_bytes[kind] * sum(page.device is not None for page in held)
+            host += self.transfers.page_bytes[kind] * sum(page.host is not None for page in held)
         images = [self.states.images.get(image) for image in {c.image for c in history.checkpoints.values()}]
         device += self.transfers.image_bytes * sum(i.device is not None for i in images)
         host += self.transfers.image_bytes * sum(i.host is not None for i in images)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Protocol
 
@@ -10,7 +10,7 @@ from ninfer.contract import Buffer, Device, Scope
 from ninfer.models.qwen3_5 import forward as passes
 from ninfer.models.qwen3_5 import state as storage
 from ninfer.models.qwen3_5.config import Moe
-from ninfer.models.qwen3_5.weights import AttentionWeights, GdnWeights, Model, MoeWeights
+from ninfer.models.qwen3_5.weights import AttentionWeights, Block, GdnWeights, Model, MoeWeights
 from ninfer.ops import GdnRecord, GdnState, KVPlanes, Matrix, Rows
 from ninfer.program.layout import KVCodec, KVGeometry, PoolKind
 
@@ -19,11 +19,11 @@ from ninfer.program.layout import KVCodec, KVGeometry, PoolKind
 class Placement:
     """How much of everything a placed model must hold.
 
-    pages: KV pages. rows, blocks: shape of the block table. slots: state slots. columns: B*W of the widest pass.
-    recorded: columns of the widest recorded pass. context: ordinals of the longest sequence.
+    pages: KV pages by pool. rows, blocks: shape of the block tables. slots: state slots. columns: B*W of the widest
+    pass. recorded: columns of the widest recorded pass. context: ordinals of the longest sequence.
     """
 
-    pages: int
+    pages: Mapping[PoolKind, int]
     rows: int
     blocks: int
     slots: int
@@ -37,8 +37,8 @@ class PlacedModel(Protocol):
     """A model whose passes run in memory of its own. Every method submits device work and returns."""
 
     @property
-    def blocks(self) -> Buffer | None:
-        """Block table i32 [rows, blocks] that passes read; None where nothing is paged."""
+    def tables(self) -> Mapping[PoolKind, Buffer]:
+        """Block tables i32 [rows, blocks] that passes read, of the pools that have pages."""
         ...
 
     def planes(self, pool: PoolKind) -> Sequence[Buffer]:
@@ -66,6 +66,11 @@ class PlacedModel(Protocol):
         """Advance the state by the first ``accepted`` i32 [B] columns of the last recorded pass."""
         ...
 
+    def draft(self, rows: Rows, hidden: Buffer, out: Buffer) -> None:
+        """Run the drafting module, where the model has one: out act [B*W, H] from final hidden act [B*W, H] and the
+        token behind each, appended to the module's own pool. Overwrites what the last pass left."""
+        ...
+
 
 class TextModel(Protocol):
     """A bound model before memory is planned."""
@@ -74,7 +79,9 @@ class TextModel(Protocol):
     def hidden_size(self) -> int: ...
 
     @property
-    def kv_geometry(self) -> KVGeometry: ...
+    def kv_geometries(self) -> Mapping[PoolKind, KVGeometry]:
+        """Pools in order: MAIN, then that of the drafting module, where the model has one."""
+        ...
 
     def state_bytes(self, activation: str) -> int:
         """Bytes of one state slot, without the continuation hidden."""
@@ -82,6 +89,10 @@ class TextModel(Protocol):
 
     def weight_bytes(self, rows: int) -> int:
         """Weight bytes a decode round of ``rows`` rows reads."""
+        ...
+
+    def draft_bytes(self, rows: int) -> int:
+        """Weight bytes one pass of the drafting module and its logits read."""
         ...
 
     def place(self, scope: Scope, device: Device, placement: Placement) -> PlacedModel: ...
@@ -98,37 +109,48 @@ class QwenText:
         return self.model.config.hidden_size
 
     @property
-    def kv_geometry(self) -> KVGeometry:
+    def kv_geometries(self) -> Mapping[PoolKind, KVGeometry]:
         config = self.model.config
         s = config.attention
-        return KVGeometry(config.full_layers, s.hk, s.hd) if s else KVGeometry(0, 0, 0)
+        main = {PoolKind.MAIN: KVGeometry(config.full_layers, s.hk, s.hd) if s else KVGeometry(0, 0, 0)}
+        return main | {PoolKind.MTP: KVGeometry(1, s.hk, s.hd)} if self.model.mtp and s else main
 
     def state_bytes(self, activation: str) -> int:
         return self.model.config.state_bytes(activation)
 
     def weight_bytes(self, rows: int) -> int:
         """Of a bank of experts, the most that ``rows`` rows can select."""
-        model, ffn = self.model, self.model.config.ffn
-        total = model.head.nbytes
-        for block in model.blocks:
-            total += sum(matrix.nbytes for matrix in _mixer(block.mixer))
-            dense = block.ffn.shared if isinstance(block.ffn, MoeWeights) else block.ffn
-            total += dense.gate.nbytes + dense.up.nbytes + dense.down.nbytes
-            if isinstance(block.ffn, MoeWeights) and isinstance(ffn, Moe):
-                bank = (*block.ffn.bank.gate, *block.ffn.bank.up, *block.ffn.bank.down)
-                read = min(ffn.experts, rows * ffn.selected)
-                total += block.ffn.router.nbytes + sum(matrix.nbytes for matrix in bank) * read // ffn.experts
+        return self.model.head.nbytes + sum(self._block_bytes(block, rows) for block in self.model.blocks)
+
+    def draft_bytes(self, rows: int) -> int:
+        mtp = self.model.mtp
+        return mtp.projection.nbytes + self._block_bytes(mtp.block, rows) + self.model.head.nbytes if mtp else 0
+
+    def _block_bytes(self, block: Block, rows: int) -> int:
+        total = sum(matrix.nbytes for matrix in _mixer(block.mixer))
+        dense, ffn = block.ffn.shared if isinstance(block.ffn, MoeWeights) else block.ffn, self.model.config.ffn
+        total += dense.gate.nbytes + dense.up.nbytes + dense.down.nbytes
+        if isinstance(block.ffn, MoeWeights) and isinstance(ffn, Moe):
+            bank = (*block.ffn.bank.gate, *block.ffn.bank.up, *block.ffn.bank.down)
+            read = min(ffn.experts, rows * ffn.selected)
+            total += block.ffn.router.nbytes + sum(matrix.nbytes for matrix in bank) * read // ffn.experts
         return total
 
     def place(self, scope: Scope, device: Device, placement: Placement) -> PlacedQwenText:
         config, p = self.model.config, placement
+        planes = {
+            kind: storage.allocate_kv(
+                config, scope, geometry.full_attention_layers, p.pages[kind], p.rows, p.blocks, p.codec.value
+            )
+            for kind, geometry in self.kv_geometries.items()
+        }
         return PlacedQwenText(
             device,
             self.model,
-            storage.allocate_kv(config, scope, p.pages, p.rows, p.blocks, p.codec.value),
+            planes,
             storage.allocate_state(config, scope, device, p.slots),
             storage.allocate_record(config, scope, device, p.recorded),
-            passes.plan_workspace(config, scope, device, p.columns, p.context),
+            passes.plan_workspace(config, scope, device, p.columns, p.context, mtp=PoolKind.MTP in planes),
         )
 
 
@@ -136,18 +158,18 @@ class QwenText:
 class PlacedQwenText:
     device: Device
     model: Model
-    kv: Sequence[KVPlanes]
+    kv: Mapping[PoolKind, Sequence[KVPlanes]]
     state: Sequence[GdnState]
     record: Sequence[GdnRecord]
     workspace: passes.Workspace
 
     @property
-    def blocks(self) -> Buffer | None:
-        return self.kv[0].blocks if self.kv else None
+    def tables(self) -> Mapping[PoolKind, Buffer]:
+        return {kind: planes[0].blocks for kind, planes in self.kv.items() if planes}
 
     def planes(self, pool: PoolKind) -> Sequence[Buffer]:
         """Every buffer of the attention layers but the block table they share."""
-        return [b for layer in self.kv for b in _buffers(layer) if b is not layer.blocks]
+        return [b for layer in self.kv[pool] for b in _buffers(layer) if b is not layer.blocks]
 
     @property
     def images(self) -> Sequence[Buffer]:
@@ -155,13 +177,18 @@ class PlacedQwenText:
 
     def forward(self, rows: Rows, recorded: bool = False) -> None:
         record = self.record if recorded else None
-        passes.forward(self.device.ops, self.model, self.workspace, rows, self.kv, self.state, record)
+        kv = self.kv[PoolKind.MAIN]
+        passes.forward(self.device.ops, self.model, self.workspace, rows, kv, self.state, record)
 
     def hidden(self, index: Buffer | None, out: Buffer) -> None:
         passes.hidden(self.device.ops, self.model, self.workspace, index, out)
 
     def logits(self, hidden: Buffer, out: Buffer) -> None:
         passes.logits(self.device.ops, self.model, hidden, out)
+
+    def draft(self, rows: Rows, hidden: Buffer, out: Buffer) -> None:
+        (kv,) = self.kv[PoolKind.MTP]
+        passes.draft(self.device.ops, self.model, self.workspace, rows, kv, hidden, out)
 
     def fold(self, accepted: Buffer, rows: Rows) -> None:
         passes.fold(self.device.ops, self.model.config, self.state, self.record, accepted, rows)

@@ -5,24 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ninfer.program.layout import PoolLayout
+from ninfer.program.memory import Shape
 from ninfer.program.text import TextModel
 
 
 class Traffic:
-    """Counts executed tokens, and the bytes decode rounds had to read and write: weights once per round, keys and
-    values of every cached token once, state once in each direction."""
+    """Counts executed tokens, and the bytes decode rounds had to read and write: weights once per round (those of the
+    drafting module once per draft), keys and values of every cached token once, state once in each direction."""
 
-    def __init__(self, model: TextModel, layouts: Sequence[PoolLayout], rows: int, state_bytes: int) -> None:
-        self.weights = [model.weight_bytes(B) for B in range(1, rows + 1)]
+    def __init__(self, model: TextModel, layouts: Sequence[PoolLayout], shape: Shape, state_bytes: int) -> None:
+        self.weights = [
+            model.weight_bytes(B * shape.width) + shape.window * model.draft_bytes(B) for B in range(1, shape.rows + 1)
+        ]
         self.kv_token = sum(plane.bytes_per_token for layout in layouts for plane in layout.planes)
         self.state = state_bytes
         self.prefill_tokens = self.decode_rounds = self.decode_tokens = self.decode_bytes = 0
 
-    def decoded(self, frontiers: Sequence[int]) -> None:
-        """A round executed one token at each of these frontiers."""
+    def decoded(self, frontiers: Sequence[int], tokens: int) -> None:
+        """A round went on from these frontiers and decided ``tokens`` tokens together."""
         B = len(frontiers)
         self.decode_rounds += 1
-        self.decode_tokens += B
+        self.decode_tokens += tokens
         self.decode_bytes += self.weights[B - 1] + (sum(frontiers) + B) * self.kv_token + 2 * B * self.state
 
     def counters(self) -> dict[str, int]:

@@ -7,7 +7,7 @@ back. So an abort leaves the source as it was, no new row, and victims no worse 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -50,10 +50,12 @@ class Running:
 
 
 class Transactions:
-    """The one transition that may be open. Planning leaves its newest plan in ``sealed``."""
+    """The one transition that may be open. Planning leaves its newest plan in ``sealed``. ``clear(lane)`` forgets what
+    the lane's last row generated."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, clear: Callable[[int], None]) -> None:
         self.store = store
+        self._clear = clear
         self.open: Running | None = None
         self._sealed: SealedPlan | None = None
 
@@ -92,6 +94,8 @@ class Transactions:
                 self._demoted(run)
                 run.phase = Phase.TAKING
                 take(self.store, run.sealed, run.taken)
+                if run.sealed.plan.lane is not None:
+                    self._clear(run.sealed.plan.lane)
             if run.phase is Phase.TAKING and (not run.taken.copying or transfers.done()):
                 run.phase = Phase.READY
         if run.phase is Phase.FAILED:
@@ -137,6 +141,11 @@ class Transactions:
         give_back(self.store, run.taken)
         self.store.revision += bool(run.sealed.levels)
         return self._result(run, committed=False)
+
+    def close(self) -> None:
+        """Wait for copies under way: the memory they read and write goes next."""
+        if self.open is not None:
+            self.abort()
 
     # -- stages --------------------------------------------------------------------------------------------------
 

@@ -18,8 +18,9 @@ Array = npt.NDArray[Any]
 class Transfers:
     """planes: the buffers of each pool, pages along their first axis. images: those of the state, slots along theirs.
 
-    Host memory is allocated when a superblock or host slot is used for the first time, and kept. bytes: payload so
-    far, by direction.
+    Host memory is allocated when a superblock or host slot is used for the first time, and kept. page_bytes,
+    image_bytes: of one page of each pool, of one image. page_copies, image_copies: calls that move one. bytes: payload
+    so far, by direction.
     """
 
     def __init__(
@@ -34,6 +35,10 @@ class Transfers:
         self._slabs: dict[int, Array] = {}
         self._host_images: dict[int, list[Array]] = {}
         self._types = {b.dtype: device.host((0,), b.dtype).dtype for bs in (*planes.values(), images) for b in bs}
+        self.page_bytes = {kind: sum(b.nbytes // b.shape[0] for b in buffers) for kind, buffers in planes.items()}
+        self.page_copies = {kind: len(buffers) for kind, buffers in planes.items()}
+        self.image_bytes = sum(b.nbytes // b.shape[0] for b in images)
+        self.image_copies = len(images)
         self.bytes = {"d2h": 0, "h2d": 0, "d2d": 0}
 
     def begin(self) -> None:
@@ -68,8 +73,8 @@ class Transfers:
                 self._count("h2d", buffer, n)
 
     def page_across(self, pool: PoolKind, source: int, target: int) -> None:
+        self._device.copy_rows(self._planes[pool], source, target)
         for buffer in self._planes[pool]:
-            self._device.copy(buffer.slice(target, target + 1), buffer.slice(source, source + 1))
             self._count("d2d", buffer, 1)
 
     def image_down(self, slot: int, host: int) -> None:
@@ -77,23 +82,6 @@ class Transfers:
 
     def image_up(self, slot: int, host: int) -> None:
         self._image(slot, host, self._copies.upload, "h2d")
-
-    # -- sizes ---------------------------------------------------------------------------------------------------
-
-    def page_bytes(self, pool: PoolKind) -> int:
-        return sum(b.nbytes // b.shape[0] for b in self._planes[pool])
-
-    def page_ops(self, pool: PoolKind, n: int) -> int:
-        """Copy calls for ``n`` pages of which those of one superblock lie together."""
-        return len(self._planes[pool]) * -(-n // self._arena.slots[pool])
-
-    @property
-    def image_bytes(self) -> int:
-        return sum(b.nbytes // b.shape[0] for b in self._images)
-
-    @property
-    def image_ops(self) -> int:
-        return len(self._images)
 
     def host_bytes(self) -> int:
         """Host memory allocated so far."""

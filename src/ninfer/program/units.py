@@ -12,14 +12,21 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 
+import numpy as np
+import numpy.typing as npt
+
 from ninfer import env
-from ninfer.contract import Arena, Device, Graph
+from ninfer.contract import Arena, Buffer, Device, Graph
 from ninfer.errors import DeviceError
 from ninfer.program.checking import Bounds, check_frame
-from ninfer.program.frame import HostBlock, InputFrame, end_of, input_fields, output_fields
+from ninfer.program.drafting import Drafting
+from ninfer.program.frame import HostBlock, InputFrame, before, input_fields, output_fields
 from ninfer.program.layout import PoolKind, pages
 from ninfer.program.memory import Memory, Shape
 from ninfer.program.stores.rows import ExecutionRows
+
+TABLES = {PoolKind.MAIN: "blocks", PoolKind.MTP: "mtp_blocks"}
+"""Field of an input frame with the block table of a pool."""
 
 COUNTERS = (
     "launches", "uploads", "upload_bytes", "downloads", "download_bytes", "decode_device_ns", "decode_gaps",
@@ -33,6 +40,18 @@ WIDTHS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536)
 """Tokens of the recorded prefill units below a whole chunk. Close enough that padding costs at most half a unit."""
 
 
+def prefill_widths(device: Device, chunk: int) -> tuple[int, ...]:
+    """Tokens of the prefill units that are recorded, ascending."""
+    return (*(w for w in WIDTHS if w < chunk), chunk) if device.asynchronous else ()
+
+
+def recording_bytes(device: Device, shape: Shape) -> int:
+    """Device memory to set aside for the recordings of passes: a decode round of each size, with speculation also what
+    drafts and what folds, and a prefill unit of each size."""
+    rounds = shape.rows * (2 if shape.window else 1)
+    return device.recording_bytes * (rounds + len(prefill_widths(device, shape.chunk)))
+
+
 class Units:
     """Submits units and owns what they need on the host: two input frames, one output frame, mask words, graphs."""
 
@@ -41,21 +60,29 @@ class Units:
         self.arena = arena
         self.memory = memory
         self.table = table
-        fields, results = input_fields(shape.rows, shape.columns, pages(shape.context)), output_fields(shape.rows)
+        self.width = shape.width
+        fields = input_fields(shape.rows, shape.window, shape.columns, pages(shape.context))
+        results = output_fields(shape.rows, shape.window)
         up, down = memory.input.bytes, memory.output.bytes
         self._short, self._tabled, self._whole = (
-            up.head(nbytes) for nbytes in (end_of(fields, "purpose"), end_of(fields, "blocks"), up.nbytes)
+            up.head(nbytes) for nbytes in (before(fields, "blocks"), before(fields, "wide_tokens"), up.nbytes)
         )
-        self._brief, self._scored = down.head(end_of(results, "logprob")), down
-        self._frames = [InputFrame(device, fields, shape.rows) for _ in range(2)]
+        self._brief, self._scored = down.head(before(results, "alt_ids")), down
+        self._frames = [InputFrame(device, fields, shape.rows, shape.window) for _ in range(2)]
         self._output = HostBlock(device, results)
         self._done = device.event()
         self._launched_ns = self._results_ns = 0
-        self.masks = device.host(memory.masks.shape, "u32")
+        self._masks = device.host(memory.masks.shape, "u32")
         self._table_version = -1
         self._bounds = Bounds(memory.stored.shape[0], shape.rows, shape.context, shape.columns)
         self._checked = env.checks()
         self.counters = dict.fromkeys(COUNTERS, 0)
+        self.drafting = None
+        if memory.drafts is not None:
+            memory.drafts.fill_constants(device)
+            self.drafting = Drafting(
+                device, memory.model, memory.drafts, memory.logits, memory.masks, memory.counts, memory.scratch
+            )
         sizes = range(1, shape.rows + 1)
         with ExitStack() as graphs:
 
@@ -66,9 +93,17 @@ class Units:
 
             self._forward = [capture(partial(self._submit_forward, B)) for B in sizes]
             self._recall = [capture(partial(self._submit_recall, B)) for B in sizes]
-            self._finish = [capture(partial(self._submit_finish, B)) for B in sizes]
-            self._masked_finish = [capture(partial(self._submit_masked_finish, B)) for B in sizes]
-            widths = (*(w for w in WIDTHS if w < shape.chunk), shape.chunk) if device.asynchronous else ()
+
+            def finishes(W: int) -> list[tuple[Graph, Graph]]:
+                plain = [capture(partial(self._submit_finish, B, W)) for B in sizes]
+                return list(zip(plain, [capture(partial(self._submit_masked_finish, B, W)) for B in sizes]))
+
+            self._first = finishes(1)
+            self._finish, self._fold = self._first, []
+            if self.drafting is not None:
+                self._finish = finishes(shape.width)
+                self._fold = [capture(partial(self._submit_fold, B, shape.width)) for B in sizes]
+            widths = prefill_widths(device, shape.chunk)
             self._prefill = {width: capture(partial(self._submit_prefill, width)) for width in widths}
             self._graphs = graphs.pop_all()
 
@@ -88,7 +123,11 @@ class Units:
         return min((recorded for recorded in self._prefill if recorded >= width), default=width)
 
     def prefill(self, frame: InputFrame, width: int) -> None:
-        """Run one row of ``width`` prompt tokens; the hidden of its last token becomes part of the state."""
+        """Run one row of ``width`` prompt tokens; the hidden of its last token becomes part of the state.
+
+        The drafting module reads them too. At the prompt's end it does not know the token behind the last one yet: that
+        column is written again when the token has been decided.
+        """
         self._results_ns = 0
         self._upload(frame, wide=True)
         recorded = self._prefill.get(self.columns(width))
@@ -99,7 +138,7 @@ class Units:
         frame.event.record()
 
     def forward(self, frame: InputFrame, B: int) -> None:
-        """Run ``B`` anchors and leave their logits."""
+        """Run ``B`` anchors and the drafts behind them, and leave their logits."""
         self._upload(frame)
         self._launch(self._forward[B - 1])
         self._launched_ns = time.perf_counter_ns()
@@ -112,13 +151,18 @@ class Units:
         self._upload(frame)
         self._launch(self._recall[B - 1])
 
-    def finish(self, frame: InputFrame, B: int, scores: bool, *, masked: bool) -> None:
-        """Send the masks, if some row has one; sample, and bring the results down."""
+    def masks(self, B: int, W: int) -> npt.NDArray[np.uint32]:
+        """Host words u32 [B, W, words] of a round's masks, packed as the device reads them."""
+        words = self._masks.shape[-1]
+        return self._masks.reshape(-1, words)[: B * W].reshape(B, W, words)
+
+    def finish(self, frame: InputFrame, B: int, first: bool, scores: bool, *, masked: bool) -> None:
+        """Send the masks, if some row has one; decide, and bring the results down. first: one column a row, from a
+        stored hidden."""
+        plain, behind_masks = (self._first if first else self._finish)[B - 1]
+        self._launch(behind_masks if masked else plain)
         if masked:
-            self._launch(self._masked_finish[B - 1])
-            self._count("upload", B * self.masks.itemsize * self.masks.shape[1])
-        else:
-            self._launch(self._finish[B - 1])
+            self._count("upload", self.masks(B, 1 if first else self.width).nbytes)
         source = self._scored if scores else self._brief
         self.device.download(self._output.bytes[: source.nbytes], source)
         self._count("download", source.nbytes)
@@ -139,14 +183,30 @@ class Units:
         m = self.memory
         rows = m.input.wide_rows(width)
         m.model.forward(rows, recorded=True)
+        m.model.hidden(None, m.hidden.slice(0, width))
         self.device.ops.count(m.counts, m.input.fields["lanes"].head(1), rows.tokens.head(1, width), rows.width)
+        if self.drafting is not None:
+            self._align_wide(m.hidden.slice(0, width), self.drafting.memory.joined.slice(0, width))
         frame.event.record()
 
-    def fold(self, frame: InputFrame, width: int) -> None:
-        """Advance the state by the accepted columns of a control unit of ``width``."""
+    def join(self, frame: InputFrame) -> None:
+        """Append to the drafting module's history the last prompt token of one row, which has a forced successor."""
+        assert self.drafting is not None
+        m = self.memory
         self._upload(frame)
-        self.memory.model.fold(self.memory.input.fields["accepted"], self.memory.input.wide_rows(width))
-        self._store_hidden()
+        hidden = m.hidden.slice(0, 1)
+        self.device.ops.gather(hidden, m.stored, m.input.fields["read"].head(1))
+        rows, drafts = m.input.rows(1), self.drafting.memory
+        self.drafting.align(rows, rows.tokens, m.input.fields["mtp_table"].head(1), hidden, drafts.joined.slice(0, 1))
+        frame.event.record()
+
+    def fold(self, frame: InputFrame, B: int, width: int) -> None:
+        """Advance the state of ``B`` rows by the accepted columns of a recorded unit of ``width``."""
+        self._upload(frame)
+        if width == self.width and self._fold:
+            self._launch(self._fold[B - 1])
+        else:
+            self._submit_fold(B, width)
         frame.event.record()
 
     def clear_counts(self, lane: int) -> None:
@@ -167,52 +227,83 @@ class Units:
     # -- submissions ---------------------------------------------------------------------------------------------
 
     def _submit_prefill(self, width: int) -> None:
-        self.memory.model.forward(self.memory.input.wide_rows(width))
-        self._store_hidden()
+        m, last = self.memory, self.memory.last.slice(0, 1)
+        m.model.forward(m.input.wide_rows(width))
+        m.model.hidden(m.input.fields["last"].head(1), last)
+        self.device.ops.scatter(m.stored, last, m.input.fields["write"].head(1))
+        if self.drafting is not None:
+            prompt = m.hidden.slice(0, width)
+            m.model.hidden(None, prompt)
+            self._align_wide(prompt, prompt)
 
     def _submit_forward(self, B: int) -> None:
-        m, ops = self.memory, self.device.ops
-        rows, hidden = m.input.rows(B), m.hidden.slice(0, B)
-        m.model.forward(rows)
+        m, ops, W = self.memory, self.device.ops, self.width
+        rows, hidden = m.input.rows(B, W), m.hidden.slice(0, B * W)
+        m.model.forward(rows, recorded=m.drafts is not None)
         m.model.hidden(None, hidden)
-        ops.scatter(m.stored, hidden, rows.write)
-        m.model.logits(hidden, m.logits.slice(0, B))
-        ops.count(m.counts, m.input.fields["lanes"].head(B), rows.tokens.head(B, 1), rows.width)
+        if m.drafts is None:
+            ops.scatter(m.stored, hidden, rows.write)
+        m.model.logits(hidden, m.logits.slice(0, B * W))
+        counted = rows.width if m.drafts is None else m.drafts.one.head(B)  # drafts are counted once accepted
+        ops.count(m.counts, m.input.fields["lanes"].head(B), rows.tokens.head(B, W), counted)
 
     def _submit_recall(self, B: int) -> None:
         m, hidden = self.memory, self.memory.hidden.slice(0, B)
         self.device.ops.gather(hidden, m.stored, m.input.fields["read"].head(B))
         m.model.logits(hidden, m.logits.slice(0, B))
 
-    def _submit_finish(self, B: int) -> None:
-        m = self.memory
-        self.device.ops.sample(
-            m.output.sample_out(B), m.logits.slice(0, B), m.masks.slice(0, B), m.counts, m.input.sample_rows(B),
-            m.scratch,
-        )  # fmt: skip
+    def _submit_finish(self, B: int, W: int) -> None:
+        m, ops = self.memory, self.device.ops
+        out, sampled, logits = m.output.sample_out(B, W), m.input.sample_rows(B, W), m.logits.slice(0, B * W)
+        masks = m.masks.head(B, W, m.masks.shape[2])
+        if W == 1:
+            ops.sample(out, logits, masks, m.counts, sampled, m.scratch)
+        else:
+            drafts, accepted = m.input.drafts(B, W), m.output.fields["accepted"].head(B)
+            ops.accept(out, accepted, logits, masks, m.counts, sampled, drafts, m.scratch)
+            ops.count(m.counts, m.input.fields["lanes"].head(B), drafts.tokens, accepted)
+        if self.drafting is not None:
+            kept = self.drafting.memory.none.head(B) if W == 1 else accepted
+            table, window = m.input.fields["mtp_table"].head(B), self.drafting.memory.window
+            following = m.output.fields["drafts"].head(window, B)
+            hidden = m.hidden.slice(0, B * W)
+            self.drafting.draft(m.input.rows(B, W), table, out.token.head(B * W), kept, hidden, following)
 
-    def _submit_masked_finish(self, B: int) -> None:
-        self.device.upload(self.memory.masks.slice(0, B), self.masks[:B])
-        self._submit_finish(B)
+    def _submit_masked_finish(self, B: int, W: int) -> None:
+        self.device.upload(self.memory.masks.head(B, W, self.memory.masks.shape[2]), self.masks(B, W))
+        self._submit_finish(B, W)
 
-    def _store_hidden(self) -> None:
-        m, hidden = self.memory, self.memory.hidden.slice(0, 1)
-        m.model.hidden(m.input.fields["last"], hidden)
-        self.device.ops.scatter(m.stored, hidden, m.input.fields["write"].head(1))
+    def _submit_fold(self, B: int, W: int) -> None:
+        """The state advances, and the hidden of the last accepted column becomes part of it."""
+        m, ops, fields = self.memory, self.device.ops, self.memory.input.fields
+        m.model.fold(fields["accepted"].head(B), m.input.rows(B, W) if self.width == W else m.input.wide_rows(W))
+        last = m.last.slice(0, B)
+        ops.gather(last, m.hidden, fields["last"].head(B))
+        ops.scatter(m.stored, last, fields["kept"].head(B))
+
+    def _align_wide(self, hidden: Buffer, out: Buffer) -> None:
+        """Append the columns of a wide unit to the drafting module's history; the frame has the tokens behind them."""
+        assert self.drafting is not None
+        fields, width = self.memory.input.fields, hidden.shape[0]
+        rows, following = self.memory.input.wide_rows(width), fields["wide_tokens"].slice(1, width + 1)
+        self.drafting.align(rows, following, fields["mtp_table"].head(1), hidden, out)
 
     def _upload(self, frame: InputFrame, wide: bool = False) -> None:
-        """Send the frame: its short fields, the block table if it changed, and the wide fields if asked."""
+        """Send the frame: its short fields, the block tables if they changed, and the wide fields if asked."""
         version = self.table.version
         dirty = self._table_version != version
-        if (dirty or wide) and frame.table_version != version:
-            frame.block.fields["blocks"][:] = self.table.tables[PoolKind.MAIN]
-            frame.table_version = version
+        if (dirty or wide) and frame.version != version:
+            for kind, name in TABLES.items():
+                if kind in self.table.tables:
+                    frame.block.fields[name][:] = self.table.tables[kind]
+            frame.version = version
         if self._checked:
             check_frame(frame.block.fields, self._bounds)
         target = self._whole if wide else self._tabled if dirty else self._short
         self.device.upload(target, frame.block.bytes[: target.nbytes])
-        if dirty and self.memory.model.blocks is not None:
-            self.device.copy(self.memory.model.blocks, self.memory.input.fields["blocks"])
+        if dirty:
+            for kind, blocks in self.memory.model.tables.items():
+                self.device.copy(blocks, self.memory.input.fields[TABLES[kind]])
         self._table_version = version
         self._count("upload", target.nbytes)
 

@@ -117,6 +117,8 @@ class EngineCore:
         self._thread = threading.Thread(target=self._work, name="ninfer-worker", daemon=True)
         self._thread.start()
         _running.add(self)
+        atexit.unregister(_close_all)  # last registered, first called: before anything it needs is taken down
+        atexit.register(_close_all)
 
     def request_close(self) -> None:
         """Have the worker end every request and then the engine. Returns at once and takes no lock."""
@@ -194,7 +196,6 @@ class EngineCore:
             self._questions.popleft()[1].set_exception(self._refusal())
 
 
-@atexit.register
 def _close_all() -> None:
     """Stop the workers before the interpreter goes away under them."""
     for core in tuple(_running):

@@ -63,7 +63,10 @@ def open_instance(artifact: str | bytes | os.PathLike[Any] | ArtifactSource, opt
         else:
             raise InvalidRequest(f"expected a path or an ArtifactSource, got {artifact!r}", field="artifact")
         contents = Artifact(source)
-        config = check(contents).text
+        components = ("text", "mtp") if options.spec.backend == "mtp" else ("text",)
+        if missing := set(components) - set(contents.directory.components):
+            raise InvalidRequest(f"the artifact has no component {', '.join(missing)}", field="spec.backend")
+        config = check(contents, components).text
         context = _context(options, config.max_position_embeddings)
         # a large vocabulary takes a second, in which the device opens and the weights arrive
         with ThreadPoolExecutor(1, "ninfer-frontend") as beside:
@@ -71,7 +74,7 @@ def open_instance(artifact: str | bytes | os.PathLike[Any] | ArtifactSource, opt
             device = open_device(options)
             opened.callback(device.close)
             with Meter("load", None, options.progress, delay=0.5) as meter:
-                model = bind(contents, device, progress=meter.reach)
+                model = bind(contents, device, components, progress=meter.reach)
             frontend = building.result()
         chunk = min(options.prefill_chunk or DEFAULT_CHUNK[device.kind], context)
         room = context * options.max_concurrency if isinstance(options.kv_capacity, str) else 0
@@ -83,6 +86,7 @@ def open_instance(artifact: str | bytes | os.PathLike[Any] | ArtifactSource, opt
             control=len(frontend.close_tokens),
             codec=codec(options, device),
             vocabulary=frontend.vocab_size,
+            window=options.spec.window,
             spare=cache.device_state_slots,
         )
         kept = Retention(cache.retained_kv_tokens, cache.host_state_slots, cache.host_kv_bytes)

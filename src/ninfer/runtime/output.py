@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ninfer.contract import PendingBatch, ProducedRow, RowDecision, RowStatus, UnitLicense
 from ninfer.errors import ConstraintDeadEnd, InvariantError
-from ninfer.results import Event, TokenLogprob
+from ninfer.results import Event, SpeculationStats, TokenLogprob
 from ninfer.runtime.record import CANCELLED, Ending, RequestRecord
 
 _CANCELLED_ROW = RowDecision(0, terminal=True, cancelled=True)
@@ -54,6 +54,7 @@ def preview_row(row: RequestRecord, produced: ProducedRow, *, control: bool) -> 
         preview = row.session.preview(produced.tokens, _logprobs(produced))
     row.previewed = True
     accepted = row.accepted = preview.accepted
+    row.verified = produced.drafted, min(accepted, count - 1)
     terminal = preview.terminal
     if terminal is not None:
         row.ending = Ending.limit(row.request.limit) if terminal[0] == "length" else Ending(*terminal)
@@ -72,6 +73,8 @@ def commit_row(row: RequestRecord, now: float) -> Sequence[Event]:
     if row.first_token is None:
         row.first_token = now
     row.last_token = now
+    if row.verified[0]:
+        row.speculation = (row.speculation or SpeculationStats()).after(*row.verified)
     row.accepted, row.previewed = 0, False
     return row.session.commit()
 

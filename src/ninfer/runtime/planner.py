@@ -286,9 +286,7 @@ class _Search:
         if a is None:
             domain = self._domain(target.candidate)
             answer = self.session.assess(target) if any(target.levels) else domain.identity
-            losses = tuple(
-                [self._loss(o, answer) if level else 0 for o, level in zip(domain.owners, target.levels)]
-            )
+            losses = tuple([self._loss(o, answer) if level else 0 for o, level in zip(domain.owners, target.levels)])
             loss = sum(losses) + self._own_loss[target.candidate]
             fits = answer.feasible and self._has_place(target, domain, answer)
             a = _Assessed(target, answer, self.costs.price(answer.work), losses, loss, fits)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ninfer.contract import LimitReason, PreparedRequest, SequenceHandle
 from ninfer.errors import NinferError
-from ninfer.results import FinishReason, GenerationResult, StopReason, Timings, Usage
+from ninfer.results import FinishReason, GenerationResult, SpeculationStats, StopReason, Timings, Usage
 from ninfer.runtime.captures import PlannedCapture
 from ninfer.runtime.response import Response
 
@@ -79,6 +79,9 @@ class RequestRecord:
     """Committed output tokens, forced ones included."""
     accepted: int = 0
     """Tokens that Program has committed and the session holds as a preview."""
+    speculation: SpeculationStats | None = None
+    verified: tuple[int, int] = (0, 0)
+    """Drafts verified, and kept, in the round that ``accepted`` is of."""
     previewed: bool = False
     """The session holds a preview that is neither committed nor discarded."""
     ending: Ending | None = None
@@ -118,6 +121,7 @@ class RequestRecord:
                 thinking_tokens=session.thinking_tokens,
             ),
             timings=self.timings(),
+            speculation=self.speculation,
             constraint=session.constraint,
             error=ending.error,
             seed=self.request.sampling.seed,

@@ -71,6 +71,25 @@ def test_a_replay_sees_new_inputs_and_allocates_nothing(gpu: Device) -> None:
     arena.close()
 
 
+def test_rows_of_many_planes_are_copied(gpu: Device) -> None:
+    arena, rng = gpu.arena(1 << 24), np.random.default_rng(0)
+    planes = [arena.buffer(at << 20, (6, 4, n), "bf16") for at, n in enumerate((64, 2, 8192, 12))]
+    before = []
+    for plane in planes:
+        host = gpu.host(plane.shape, "bf16")
+        host[:] = rng.integers(0, 1 << 16, plane.shape)
+        gpu.upload(plane, host)
+        before.append(host)
+    gpu.copy_rows(planes, 1, 4)
+    gpu.copy_rows(planes, 4, 0)
+    for plane, host in zip(planes, before):
+        out = gpu.host(plane.shape, "bf16")
+        gpu.download(out, plane)
+        finish(gpu)
+        np.testing.assert_array_equal(out, host[[1, 1, 2, 3, 1, 5]])
+    arena.close()
+
+
 def test_bandwidth_is_plausible(gpu: Device) -> None:
     assert 100e9 < gpu.read_bandwidth() < 50e12  # type: ignore[attr-defined]
 

@@ -29,9 +29,13 @@ WEATHER = {
 
 @pytest.fixture
 def create(server, model):
-    return lambda **fields: server.openai().chat.completions.create(
-        **{"model": model, "messages": ASK, "temperature": 0, "max_tokens": 100, **fields}
-    )
+    """Ask; unless said otherwise about the same thing, greedily, and with nothing of earlier answers."""
+
+    def ask(*, extra_body=(), **fields):
+        fields = {"model": model, "messages": ASK, "temperature": 0, "max_tokens": 100, **fields}
+        return server.openai().chat.completions.create(**fields, extra_body={"cache": "disabled", **dict(extra_body)})
+
+    return ask
 
 
 def text_of(stream):
@@ -39,7 +43,6 @@ def text_of(stream):
 
 
 def test_an_answer(server, create):
-    server.engine.cache.clear()
     answer = create()
     choice = answer.choices[0]
     assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", "3 + 4 = 7", "stop")
@@ -57,8 +60,7 @@ def test_a_stream_says_what_the_aggregate_says(create):
     assert text_of(chunks) == "3 + 4 = 7"
     assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 2) + ["stop"]
     assert chunks[-1].choices == []
-    usage = create().usage
-    assert (chunks[-1].usage.total_tokens, usage.prompt_tokens_details.cached_tokens) == (usage.total_tokens, 20)
+    assert chunks[-1].usage == create().usage
     assert all(chunk.usage is None for chunk in create(stream=True))
 
 
@@ -131,6 +133,24 @@ def test_developer_is_system(create):
     said = [create(messages=[{"role": role, "content": "Be brief."}, *ASK]) for role in ("system", "developer")]
     assert said[0].usage == said[1].usage
     assert said[0].choices[0].message == said[1].choices[0].message
+
+
+def test_a_session_finds_its_history(server, create):
+    server.engine.cache.clear()  # what is kept is a matter of room
+    talk, cached = list(ASK), []
+    for _ in range(3):
+        fields = {"messages": talk, "prompt_cache_key": "a talk", "extra_body": {"cache": "read_write"}}
+        answer, fresh = create(**fields), create(messages=talk)
+        assert answer.choices == fresh.choices
+        assert fresh.usage.prompt_tokens_details.cached_tokens == 0
+        *_, last = create(**fields, stream=True, stream_options={"include_usage": True})
+        assert last.usage.prompt_tokens == answer.usage.prompt_tokens
+        cached.append(answer.usage.prompt_tokens_details.cached_tokens)
+        talk += [
+            answer.choices[0].message.model_dump(exclude_none=True),
+            {"role": "user", "content": "What is 5 plus 9?"},
+        ]
+    assert 0 < cached[1] < cached[2] < answer.usage.prompt_tokens
 
 
 def test_metadata_comes_back(create):

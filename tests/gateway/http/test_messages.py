@@ -25,7 +25,7 @@ PARIS = [{"role": "user", "content": "What is the weather in Paris?"}]
 
 
 def asked(model, fields):
-    extra = {"temperature": 0, **fields.pop("extra_body", {})}
+    extra = {"temperature": 0, "cache": "disabled", **fields.pop("extra_body", {})}
     return {"model": model, "messages": ASK, "max_tokens": 100, "extra_body": extra, **fields}
 
 
@@ -40,7 +40,6 @@ def stream(server, model):
 
 
 def test_an_answer(server, create):
-    server.engine.cache.clear()
     answer = create()
     assert [(block.type, block.text) for block in answer.content] == [("text", "3 + 4 = 7")]
     assert (answer.role, answer.stop_reason, answer.stop_sequence) == ("assistant", "end_turn", None)
@@ -162,6 +161,26 @@ def test_counting_tokens(server, model):
     with pytest.raises(anthropic.BadRequestError):
         server.anthropic().messages.count_tokens(model=model, messages=ASK, extra_body={"max_tokens": 3})
     assert server.engine.stats().accepted == before
+
+
+def test_a_session_finds_its_history(server, create, stream):
+    server.engine.cache.clear()  # what is kept is a matter of room
+    session = {"extra_body": {"session": "a talk", "cache": "read_write"}}
+    first = create(**session)
+    talk = [
+        *ASK,
+        {"role": "assistant", "content": first.content[0].text},
+        {"role": "user", "content": "What is 5 plus 9?"},
+    ]
+    second = create(messages=talk, **session)
+    assert second.content == create(messages=talk).content
+    usage = second.usage
+    assert usage.cache_read_input_tokens > 0
+    prompt = server.engine.count_tokens(Chat(talk, thinking=False))
+    assert usage.cache_read_input_tokens + usage.input_tokens == prompt
+    with stream(messages=talk, **session) as events:
+        begun = next(iter(events)).message.usage
+    assert begun.cache_read_input_tokens + begun.input_tokens == prompt
 
 
 def test_a_last_assistant_message_is_continued(create):

@@ -107,6 +107,9 @@ def test_ready_follows_the_warm_up_and_the_engine():
     with Engine(TINY, max_context=256, progress=False) as engine, serving(engine) as server:
         assert engine.stats().accepted == 1
         assert sample(server, "ninfer_engine_decode_rounds_total") == 0
+        context = engine.stats().context
+        assert (sum(context.entries.values()), context.sessions, sum(context.captures.values())) == (0, 0, 0)
+        assert sample(server, "ninfer_engine_context", of="misses.disabled") == 0
         assert sample(server, "ninfer_requests_total", protocol="chat_completions", outcome="stop") == 0
         engine.close()
         assert server.get("/ready").status_code == 503

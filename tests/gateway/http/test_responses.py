@@ -24,13 +24,16 @@ ASK = "What is 3 plus 4?"
 
 @pytest.fixture
 def create(server, model):
-    return lambda **fields: server.openai().responses.create(
-        **{"model": model, "input": ASK, "temperature": 0, "max_output_tokens": 100, **fields}
-    )
+    """Ask; unless said otherwise about the same thing, greedily, and with nothing of earlier answers."""
+
+    def ask(*, extra_body=(), **fields):
+        fields = {"model": model, "input": ASK, "temperature": 0, "max_output_tokens": 100, **fields}
+        return server.openai().responses.create(**fields, extra_body={"cache": "disabled", **dict(extra_body)})
+
+    return ask
 
 
 def test_an_answer(server, create):
-    server.engine.cache.clear()
     answer = create(instructions="Be brief.", metadata={"run": "7"})
     assert answer.output_text == "3 + 4 = 7"
     assert (answer.status, answer.incomplete_details, answer.error) == ("completed", None, None)
@@ -149,6 +152,17 @@ def test_namespaces(create):
     assert caught.value.param == "tool_choice.name"
 
 
+def test_a_session_finds_its_history(server, create):
+    server.engine.cache.clear()  # what is kept is a matter of room
+    fields = {"prompt_cache_key": "a response", "extra_body": {"cache": "read_write"}}
+    first = create(**fields)
+    talk = [{"role": "user", "content": ASK}, *(item.model_dump(exclude_none=True) for item in first.output)]
+    talk.append({"role": "user", "content": "What is 5 plus 9?"})
+    second = create(input=talk, **fields)
+    assert 0 < second.usage.input_tokens_details.cached_tokens < second.usage.input_tokens
+    assert second.output_text == create(input=talk).output_text
+
+
 # -- forms -------------------------------------------------------------------------------------------------------------
 
 
@@ -207,7 +221,7 @@ def test_structured_outputs(create):
             "input[1].arguments",
         ),
         ({"extra_body": {"stop": "x"}}, "stop"),
-        ({"prompt_cache_key": "x"}, "prompt_cache_key"),
+        ({"extra_body": {"prompt_cache_options": {"mode": "explicit"}}}, "prompt_cache_options"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_honoured_is_refused_with_its_place(server, create, fields, path):

@@ -178,6 +178,8 @@ DEVICE u16 to_half(float v) {  // of a number >= 0
     int word = ((e + 14) << 10) + (int)std::nearbyint(std::ldexp((double)v, 10 - e));
     return word > 0x7C00 ? 0x7C00 : word;
 }
+DEVICE float reciprocal(float v) { return 1.0f / v; }
+DEVICE float inverse_root(float v) { return 1.0f / std::sqrt(v); }
 DEVICE float power2(float v) { return std::exp2(v); }
 DEVICE u32 bytes(u32 a, u32 b, u32 selector) {
     u64 all = a | (u64)b << 32;

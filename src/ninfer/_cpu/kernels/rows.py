@@ -72,6 +72,32 @@ def norm(a, begin, end, ws):
         norm1(f32(w[0] + 4 * t * n), f32(w[1] + 4 * row * n), u16(w[2]), n, real(w[6]))
 
 
+@kernel("norm_pair")
+def norm_pair(a, begin, end, ws):
+    """out[t] = [norm1(x[t], u), norm1(y[t], v)]. Words: out, x, y, u, v, features, eps."""
+    w = i64p(a)
+    row = 4 * w[5]
+    for t in range(begin, end):
+        norm1(f32(w[0] + 2 * t * row), f32(w[1] + t * row), u16(w[3]), w[5], real(w[6]))
+        norm1(f32(w[0] + (2 * t + 1) * row), f32(w[2] + t * row), u16(w[4]), w[5], real(w[6]))
+
+
+@kernel("draft_rows")
+def draft_rows(a, begin, end, ws):
+    """Words: index, start, width, positions, accepted, start and positions of the rows, B, W, S, limit; one task."""
+    w = i64p(a)
+    B, W = w[7], w[8]
+    for b in range(B):
+        n = types.int64(i32p(w[4])[b])
+        i32p(w[0])[b] = b * W + n
+        for s in range(w[9]):
+            ordinal = i32p(w[5])[b] + n + 1 + s
+            i32p(w[1])[s * B + b] = min(ordinal, w[10] - 1)
+            i32p(w[2])[s * B + b] = 1 if ordinal < w[10] else 0
+            for axis in range(3):
+                i32p(w[3])[(3 * s + axis) * B + b] = i32p(w[6])[(axis * B + b) * W + n] + 1 + s
+
+
 @kernel("embed")
 def embed(a, begin, end, ws):
     """out[t] = table[tokens[t]]. Words: out, table, tokens."""

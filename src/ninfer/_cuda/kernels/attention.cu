@@ -87,25 +87,33 @@ KERNEL(attention_prepare, Prepare, 128, 1) {
 
 // A block a head of a token: merge the splits, apply the gate.
 KERNEL(attention_merge, Attention, 256, 1) {
+    DYNAMIC_SHARED(shared);  // [splits]: what a split's sums count
+    __shared__ float room[32];
     after_predecessors();
-    const int W = (int)a.W, hd = (int)a.hd, ratio = (int)(a.hq / a.hk);
+    const int W = (int)a.W, hd = (int)a.hd, ratio = (int)(a.hq / a.hk), splits = (int)a.splits;
     const int token = block_x(), b = token / W, row = token % W * ratio + block_y() % ratio, head = block_y() / ratio;
     const int tiles = (W * ratio + 15) / 16;
-    const float* partial = a.partial + (((i64)(b * (int)a.hk + head) * tiles + row / 16) * a.splits * 16 + row % 16) * (hd + 2);
+    const float* partial = a.partial + (((i64)(b * (int)a.hk + head) * tiles + row / 16) * splits * 16 + row % 16) * (hd + 2);
     const i64 next = 16 * (hd + 2);
-    float top = -INFINITY, total = 0;
-    for (int s = 0; s < a.splits; ++s) top = fmaxf(top, partial[s * next + hd]);
-    for (int s = 0; s < a.splits; ++s) {
-        const float own = partial[s * next + hd];
-        total += own == -INFINITY ? 0.0f : partial[s * next + hd + 1] * exp2f(own - top);
+    float *factors = (float*)shared, top = -INFINITY, total = 0, used = 0;
+    for (int s = thread(); s < splits; s += threads()) {
+        factors[s] = partial[s * next + hd];
+        top = fmaxf(top, factors[s]);
+        if (factors[s] != -INFINITY) used = s + 1;  // those with pages come first
     }
+    top = max_block(top, room);
+    used = max_block(used, room);
+    for (int s = thread(); s < (int)used; s += threads()) {
+        factors[s] = factors[s] == -INFINITY ? 0.0f : power2(factors[s] - top);
+        if (factors[s] > 0) total += partial[s * next + hd + 1] * factors[s];
+    }
+    total = sum_block(total, room);  // also: every factor is there
+    const float inverse = total > 0 ? 1.0f / total : 0.0f;
     for (int d = thread(); d < hd; d += threads()) {
         float sum = 0;
-        for (int s = 0; s < a.splits; ++s) {
-            const float own = partial[s * next + hd];
-            if (own != -INFINITY) sum += partial[s * next + d] * exp2f(own - top);
-        }
+#pragma unroll 8
+        for (int s = 0; s < (int)used; ++s) sum += partial[s * next + d] * factors[s];
         const i64 at = ((i64)token * a.hq + block_y()) * hd + d;
-        a.out[at] = to_bf16((total > 0 ? sum / total : 0.0f) * sigmoid(from_bf16(a.gate[at])));
+        a.out[at] = to_bf16(sum * inverse * sigmoid(from_bf16(a.gate[at])));
     }
 }

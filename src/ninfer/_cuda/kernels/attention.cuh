@@ -92,8 +92,8 @@ template <int HD, int KEYS, class Plane> DEVICE void weigh(float (&sums)[HD / 8]
 template <int HD, int KEYS, class Plane> DEVICE void attention(const Attention& a) {
     DYNAMIC_SHARED(shared);
     after_predecessors();
-    constexpr int M = KEYS == PAGE ? 16 * WARPS : 16;
-    u8 *const queries = shared, *const keys = queries + M * 2 * HD, *const values = keys + Plane::BYTES;
+    constexpr int M = KEYS == PAGE ? 16 * WARPS : 16, STAGES = KEYS == PAGE ? 1 : Plane::STAGES;
+    u8 *const queries = shared, *const stages = queries + M * 2 * HD;  // [STAGES]: keys, values
     const int warp = thread() / 32, lane = thread() % 32, hd = (int)a.hd, W = (int)a.W, groups = (hd + SCALED - 1) / SCALED;
     const int b = block_z(), head = block_y() / (int)a.splits, split = block_y() % (int)a.splits, ratio = (int)(a.hq / a.hk);
     const int tile = grid_x() - 1 - block_x(), first = tile * M, rows = W * ratio;
@@ -103,6 +103,18 @@ template <int HD, int KEYS, class Plane> DEVICE void attention(const Attention& 
     const int pages = (end + PAGE - 1) / PAGE, run = (pages + (int)a.splits - 1) / (int)a.splits;
     const int page_begin = split * run, page_end = minimum(pages, page_begin + run);
 
+    auto load = [&](const void* plane, const u16* scales, u8* to, int page) {
+        if (page < page_end) {
+            const i64 place = ((i64)a.blocks[a.table[b] * a.row_blocks + page] * a.hk + head) * PAGE;
+            Plane::load(to, plane, scales, place, hd, end - page * PAGE);
+        }
+        copies_commit();
+    };
+    auto keys_of = [&](int page) { return stages + (page - page_begin) % STAGES * 2 * Plane::BYTES; };
+    for (int page = page_begin; page < page_begin + STAGES; ++page) {
+        load(a.keys, a.key_scales, keys_of(page), page);
+        load(a.values, a.value_scales, keys_of(page) + Plane::BYTES, page);
+    }
     for (int i = thread(); i < M * HD / 8; i += threads()) {
         const int row = first + i / (HD / 8), d = i % (HD / 8) * 8;
         Word4 v = {0, 0, 0, 0};
@@ -112,15 +124,6 @@ template <int HD, int KEYS, class Plane> DEVICE void attention(const Attention& 
         }
         Plane::put_query(queries, i / (HD / 8), d / 8, v);
     }
-    auto load = [&](const void* plane, const u16* scales, u8* to, int page) {
-        if (page < page_end) {
-            const i64 place = ((i64)a.blocks[a.table[b] * a.row_blocks + page] * a.hk + head) * PAGE;
-            Plane::load(to, plane, scales, place, hd, end - page * PAGE);
-        }
-        copies_commit();
-    };
-    load(a.keys, a.key_scales, keys, page_begin);
-    load(a.values, a.value_scales, values, page_begin);
 
     const int own = KEYS == PAGE ? 16 * warp : 0, key_begin = KEYS == PAGE ? 0 : 16 * warp;
     int limit[2];  // the last ordinal that row lane/4 and row lane/4 + 8 see
@@ -130,12 +133,13 @@ template <int HD, int KEYS, class Plane> DEVICE void attention(const Attention& 
     float sums[HD / 8][4] = {}, largest[2] = {-INFINITY, -INFINITY}, weight[2] = {0, 0};
 
     for (int page = page_begin; page < page_end; ++page) {
-        copies_wait<1>();
+        u8 *const keys = keys_of(page), *const values = keys + Plane::BYTES;
+        copies_wait<2 * STAGES - 1>();
         sync();
         float s[KEYS / 8][4] = {};
         score<HD, KEYS, Plane>(s, queries, own, keys, key_begin, groups, here(lane));
         sync();
-        load(a.keys, a.key_scales, keys, page + 1);
+        load(a.keys, a.key_scales, keys, page + STAGES);
 
         if (page * PAGE + key_begin + KEYS - 1 > start + first / ratio)  // some row here may not see some key
 #pragma unroll
@@ -166,11 +170,11 @@ template <int HD, int KEYS, class Plane> DEVICE void attention(const Attention& 
 #pragma unroll
                 for (int j = 0; j < 4; ++j) sums[n][j] *= factor[j / 2];
 
-        copies_wait<1>();
+        copies_wait<2 * STAGES - 1>();
         sync();
         weigh<HD, KEYS, Plane>(sums, s, values, key_begin, groups, here(lane));
         sync();
-        load(a.values, a.value_scales, values, page + 1);
+        load(a.values, a.value_scales, values, page + STAGES);
     }
     copies_wait<0>();
 #pragma unroll

@@ -19,7 +19,7 @@ DEVICE float high(u32 pair) { return from_bits(pair & 0xFFFF0000u); }
 DEVICE float from_bf16(u16 v) { return from_bits((u32)v << 16); }
 DEVICE u16 to_bf16(float v) { return (u16)pack(v, 0.0f); }
 
-DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+DEVICE float sigmoid(float x) { return reciprocal(1.0f + expf(-x)); }
 DEVICE float silu(float x) { return x * sigmoid(x); }
 
 DEVICE int minimum(int a, int b) { return a < b ? a : b; }
@@ -45,6 +45,16 @@ DEVICE float sum_block(float v, float* room) {
     sync();
     v = 0;
     for (int i = 0; i < threads() / 32; ++i) v += room[i];
+    return v;
+}
+
+DEVICE float max_block(float v, float* room) {
+    v = max_warp(v);
+    sync();
+    if (thread() % 32 == 0) room[thread() / 32] = v;
+    sync();
+    v = room[0];
+    for (int i = 1; i < threads() / 32; ++i) v = fmaxf(v, room[i]);
     return v;
 }
 

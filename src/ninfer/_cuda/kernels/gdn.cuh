@@ -49,7 +49,7 @@ struct Inputs {
     }
 };
 
-constexpr int TAPS = 4;  // at most
+constexpr int DK = 128, TAPS = 4;  // features of a key or a value, and taps, at most
 
 DEVICE const u16* part_weights(const Gdn& a, int part) { return a.convolution + part * a.nk * a.dk; }
 

@@ -18,89 +18,127 @@ constexpr int SQUARE = CHUNK * CHUNK * 2, HEAD = 2 * SQUARE + CHUNK * 8, VALUES 
 // CHUNK] bf16, G and beta fp32, then slices of V [CHUNK, SLICE] fp32, which outputs replace. Tiles lie as in shared memory.
 DEVICE i64 head_bytes(const Gdn& a) { return HEAD + (a.dv + SLICE - 1) / SLICE * VALUES; }
 
-DEVICE u8* chunk_keys(const Gdn& a, int b, int chunk, int key, int DK) {
+DEVICE u8* chunk_keys(const Gdn& a, int b, int chunk, int key) {
     const i64 count = (a.W + CHUNK - 1) / CHUNK, nbytes = a.nk * 4 * CHUNK * DK + a.nv * head_bytes(a);
     return a.chunks + (b * count + chunk) * nbytes + (i64)key * 4 * CHUNK * DK;
 }
 
-DEVICE u8* chunk_head(const Gdn& a, int b, int chunk, int head, int DK) {
-    return chunk_keys(a, b, chunk, (int)a.nk, DK) + head * head_bytes(a);
+DEVICE u8* chunk_head(const Gdn& a, int b, int chunk, int head) {
+    return chunk_keys(a, b, chunk, (int)a.nk) + head * head_bytes(a);
 }
 
 // Where a slice keeps a value: rows that are stored together meet different banks.
 DEVICE int value_at(int row, int column) { return row * SLICE + (column ^ (row & 3) * 8); }
 
+DEVICE void load4(float (&x)[4], const float* p) {
+    const Word4 v = *(const Word4*)p;
+    x[0] = from_bits(v.x), x[1] = from_bits(v.y), x[2] = from_bits(v.z), x[3] = from_bits(v.w);
+}
+
 // -- all chunks at once; blocks (key heads, chunks, B), eight warps
 
-// What the convolution gives at eight columns from `first`, zeros from column `end` on.
-DEVICE void convolve(float (&y)[8], const Gdn& a, const Inputs& inputs, const u16* weights, int first, int end, int channel, i64 record) {
-    float w[TAPS], sum[8] = {};
+constexpr int SPAN = 8 + TAPS - 1;  // inputs of eight columns
+
+// The inputs of columns first .. first + 7 and of those before; zeros from column `end` on.
+DEVICE void fetch(u16 (&x)[SPAN], const Gdn& a, const Inputs& inputs, int first, int end, int channel) {
+    const u16* from = inputs.columns + (i64)(first - (TAPS - 1)) * inputs.n + channel;
+    if (first >= TAPS - 1 && first + 8 <= end) {
+#pragma unroll
+        for (int r = 0; r < SPAN; ++r) x[r] = from[r * inputs.n];
+    } else {
+#pragma unroll
+        for (int r = 0; r < SPAN; ++r) {
+            const int t = first + r - (TAPS - 1);
+            x[r] = t < end && t > -(int)a.taps ? inputs.at(t, channel) : (u16)0;
+        }
+    }
+}
+
+// What the convolution makes of them, zeros from column `end` on.
+DEVICE void convolve(float (&y)[8], const Gdn& a, const u16 (&x)[SPAN], const u16* weights, int first, int end, int channel) {
+    float sum[8] = {};
 #pragma unroll
     for (int j = 0; j < TAPS; ++j) {
         const int tap = j - TAPS + (int)a.taps;
-        w[j] = tap < 0 ? 0.0f : from_bf16(weights[tap * inputs.channels + channel]);
-    }
+        const float w = tap < 0 ? 0.0f : from_bf16(weights[tap * channels_of(a) + channel]);
 #pragma unroll
-    for (int r = 0; r < 8 + TAPS - 1; ++r) {
-        const int t = first + r - (TAPS - 1);
-        const bool inside = t < end && t >= 1 - (int)a.taps;
-        const u16 word = inside ? inputs.at(t, channel) : (u16)0;
-        if (record >= 0 && inside && r >= TAPS - 1) a.record_c[record + t * inputs.channels + channel] = word;
-#pragma unroll
-        for (int u = 0; u < 8; ++u)
-            if (r >= u && r - u < TAPS) sum[u] += w[r - u] * from_bf16(word);
+        for (int u = 0; u < 8; ++u) sum[u] += w * from_bf16(x[u + j]);
     }
 #pragma unroll
     for (int u = 0; u < 8; ++u) y[u] = first + u < end ? silu(sum[u]) : 0.0f;
 }
 
-template <int DK> DEVICE void gdn_chunk(const Gdn& a) {
+DEVICE void record_inputs(const Gdn& a, const u16 (&x)[SPAN], i64 token, int first, int end, i64 channel) {
+#pragma unroll
+    for (int u = 0; u < 8; ++u)
+        if (first + u < end) a.record_c[(token + first + u) * channels_of(a) + channel] = x[u + TAPS - 1];
+}
+
+DEVICE void make_chunk(const Gdn& a) {
     DYNAMIC_SHARED(shared);
     after_predecessors();
-    constexpr int TILE = 2 * CHUNK * DK, GROUP = 4;
+    constexpr int TILE = 2 * CHUNK * DK, GROUP = 4, STRIDE = CHUNK + 4;
     const int key = block_x(), chunk = block_y(), b = block_z(), ratio = (int)(a.nv / a.nk), dk = (int)a.dk, dv = (int)a.dv;
     const int warp = thread() / 32, lane = thread() % 32, begin = chunk * CHUNK, width = a.width[b];
     if (begin >= width) return;
-    const i64 token = (i64)b * a.W, record = a.record_c ? token * channels_of(a) : -1;
-    u8* tiles = shared;                         // K, Q
-    float* below = (float*)(tiles + 2 * TILE);  // [GROUP][CHUNK][CHUNK]: A
-    float* sums = below + GROUP * CHUNK * CHUNK;  // [ratio][CHUNK]: g, then G
+    const i64 token = (i64)b * a.W, keys = a.nk * a.dk;
+    u8* tiles = shared;                        // K, Q
+    float* below = (float*)(tiles + 2 * TILE);  // [GROUP][CHUNK][STRIDE]: A below the diagonal, its inverse's columns above
+    float* sums = below + GROUP * CHUNK * STRIDE;  // [ratio][CHUNK]: g, then G
     float* betas = sums + ratio * CHUNK;
 
+    constexpr int LANES = 32, TOGETHER = DK / LANES;  // channels of a lane that are on their way at once
     const int first = begin + 8 * warp;
     for (int part = 0; part < 2; ++part) {
         const Inputs inputs(a, b, part);
-        float y[DK / 32][8], square[8] = {};
+        u16 x[TOGETHER][SPAN];
+        float y[TOGETHER][8], square[8] = {};
 #pragma unroll
-        for (int i = 0; i < DK / 32; ++i) {
-            const int d = 32 * i + lane;
-            if (d < dk) convolve(y[i], a, inputs, part_weights(a, part), first, width, key * dk + d, record < 0 ? -1 : record + part * a.nk * dk);
+        for (int i = 0; i < TOGETHER; ++i)
+            if (LANES * i + lane < dk) fetch(x[i], a, inputs, first, width, key * dk + LANES * i + lane);
 #pragma unroll
-            for (int u = 0; u < 8; ++u) {
-                if (d >= dk) y[i][u] = 0.0f;
-                square[u] += y[i][u] * y[i][u];
+        for (int i = 0; i < TOGETHER; ++i) {
+            const int d = LANES * i + lane, channel = key * dk + d;
+#pragma unroll
+            for (int u = 0; u < 8; ++u) y[i][u] = 0.0f;
+            if (d < dk) {
+                convolve(y[i], a, x[i], part_weights(a, part), first, width, channel);
+                if (a.record_c) record_inputs(a, x[i], token, first, width, part * keys + channel);
             }
+#pragma unroll
+            for (int u = 0; u < 8; ++u) square[u] += y[i][u] * y[i][u];
         }
 #pragma unroll
         for (int u = 0; u < 8; ++u) {
-            const float inverse = 1.0f / sqrtf(sum_warp(square[u]) + 1e-6f) * (part ? 1.0f : 1.0f / sqrtf((float)dk));
+            const float inverse = inverse_root(sum_warp(square[u]) + 1e-6f) * (part ? 1.0f : inverse_root((float)dk));
 #pragma unroll
-            for (int i = 0; i < DK / 32; ++i) {
-                const int d = 32 * i + lane;
-                const float x = y[i][u] * inverse;
-                ((u16*)piece<DK>(tiles + (1 - part) * TILE, 8 * warp + u, d / 8 & ~1, d / 8 & 1))[d % 8] = to_bf16(x);
-                if (part && a.record_k && d < dk && first + u < width) a.record_k[((token + first + u) * a.nk + key) * dk + d] = x;
+            for (int i = 0; i < TOGETHER; ++i) {
+                const int d = LANES * i + lane;
+                const float z = y[i][u] * inverse;
+                ((u16*)piece<DK>(tiles + (1 - part) * TILE, 8 * warp + u, d / 8 & ~1, d / 8 & 1))[d % 8] = to_bf16(z);
+                if (part && a.record_k && d < dk && first + u < width) a.record_k[((token + first + u) * a.nk + key) * dk + d] = z;
             }
         }
     }
     const Inputs inputs(a, b, 2);
     for (int h = 0; h < ratio; ++h) {
-        float* values = (float*)(chunk_head(a, b, chunk, key * ratio + h, DK) + HEAD);
-        for (int d = lane; d < (dv + SLICE - 1) / SLICE * SLICE; d += 32) {
-            float y[8] = {};
-            if (d < dv) convolve(y, a, inputs, part_weights(a, 2), first, width, (key * ratio + h) * dv + d, record < 0 ? -1 : record + 2 * a.nk * dk);
+        const int head = key * ratio + h;
+        float* values = (float*)(chunk_head(a, b, chunk, head) + HEAD);
+        u16 x[TOGETHER][SPAN];
 #pragma unroll
-            for (int u = 0; u < 8; ++u) values[d / SLICE * (VALUES / 4) + value_at(8 * warp + u, d % SLICE)] = y[u];
+        for (int i = 0; i < TOGETHER; ++i)
+            if (LANES * i + lane < dv) fetch(x[i], a, inputs, first, width, head * dv + LANES * i + lane);
+#pragma unroll
+        for (int i = 0; i < TOGETHER; ++i) {
+            const int d = SLICE * i + lane, channel = head * dv + d;
+            float y[8] = {};
+            if (d < dv) {
+                convolve(y, a, x[i], part_weights(a, 2), first, width, channel);
+                if (a.record_c) record_inputs(a, x[i], token, first, width, 2 * keys + channel);
+            }
+            if (SLICE * i < dv)
+#pragma unroll
+                for (int u = 0; u < 8; ++u) values[i * (VALUES / 4) + value_at(8 * warp + u, lane)] = y[u];
         }
     }
     for (int i = thread(); i < ratio * CHUNK; i += threads()) {
@@ -112,7 +150,7 @@ template <int DK> DEVICE void gdn_chunk(const Gdn& a) {
         if (inside && a.record_g) a.record_g[(token + t) * a.nv + head] = g;
     }
     sync();
-    for (int i = thread(); i < 2 * TILE / 16; i += threads()) ((Word4*)chunk_keys(a, b, chunk, key, DK))[i] = ((const Word4*)tiles)[i];
+    for (int i = thread(); i < 2 * TILE / 16; i += threads()) ((Word4*)chunk_keys(a, b, chunk, key))[i] = ((const Word4*)tiles)[i];
     for (int base = 0; base < ratio * CHUNK; base += threads()) {  // every thread adds up what precedes it, in order
         const int i = base + thread();
         float sum = 0;
@@ -122,7 +160,7 @@ template <int DK> DEVICE void gdn_chunk(const Gdn& a) {
         sync();
         if (i < ratio * CHUNK) {
             sums[i] = sum;
-            float* gates = (float*)(chunk_head(a, b, chunk, key * ratio + i / CHUNK, DK) + 2 * SQUARE);
+            float* gates = (float*)(chunk_head(a, b, chunk, key * ratio + i / CHUNK) + 2 * SQUARE);
             gates[i % CHUNK] = sum, gates[CHUNK + i % CHUNK] = betas[i];
         }
     }
@@ -148,7 +186,7 @@ template <int DK> DEVICE void gdn_chunk(const Gdn& a) {
     }
     for (int base = 0; base < ratio; base += GROUP) {
         for (int h = base; h < minimum(ratio, base + GROUP); ++h) {
-            u8* decayed = chunk_head(a, b, chunk, key * ratio + h, DK) + SQUARE;
+            u8* decayed = chunk_head(a, b, chunk, key * ratio + h) + SQUARE;
             const float *sum = sums + h * CHUNK, *beta = betas + h * CHUNK;
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
@@ -160,7 +198,7 @@ template <int DK> DEVICE void gdn_chunk(const Gdn& a) {
 #pragma unroll
                     for (int e = 0; e < 2; ++e) {
                         const float decay = j + e <= i ? expf(sum[i] - sum[j + e]) : 0.0f;
-                        below[((h - base) * CHUNK + i) * CHUNK + j + e] = j + e < i ? beta[i] * kk[n][2 * half + e] * decay : 0.0f;
+                        if (j + e < i) below[((h - base) * CHUNK + i) * STRIDE + j + e] = beta[i] * kk[n][2 * half + e] * decay;
                         p[e] = qk[n][2 * half + e] * decay;
                     }
                     *(u32*)(piece<CHUNK>(decayed, i, j / 8 & ~1, j / 8 & 1) + j % 8 * 2) = pack(p[0], p[1]);
@@ -168,20 +206,36 @@ template <int DK> DEVICE void gdn_chunk(const Gdn& a) {
             }
         }
         sync();
-        // a thread a column of the inverse, by forward substitution
+        // A thread a column j of the inverse, by forward substitution, 16 rows at a time. Its entries lie in row j.
         const int h = base + thread() / CHUNK, j = thread() % CHUNK;
         if (h < ratio) {
-            u8* inverse = chunk_head(a, b, chunk, key * ratio + h, DK);
-            const float* rows = below + (h - base) * CHUNK * CHUNK;
-            float x[CHUNK];
+            u8* inverse = chunk_head(a, b, chunk, key * ratio + h);
+            float *rows = below + (h - base) * CHUNK * STRIDE, *own = rows + j * STRIDE;
+            for (int block = 0; block < CHUNK; block += 16) {
+                float x[16];
 #pragma unroll
-            for (int i = 0; i < CHUNK; ++i) {
-                float s[4] = {};
+                for (int i = 0; i < 16; ++i) x[i] = block + i == j ? 1.0f : 0.0f;
+                for (int k = 0; k < block; k += 4) {
+                    float known[4];
+                    load4(known, own + k);
 #pragma unroll
-                for (int k = 0; k < CHUNK; ++k)
-                    if (k < i) s[k % 4] += rows[i * CHUNK + k] * x[k];
-                x[i] = (i == j ? 1.0f : 0.0f) - ((s[0] + s[1]) + (s[2] + s[3]));
-                ((u16*)piece<CHUNK>(inverse, i, j / 8 & ~1, j / 8 & 1))[j % 8] = to_bf16(x[i]);
+                    for (int e = 0; e < 4; ++e) known[e] = k + e < j ? 0.0f : known[e];
+#pragma unroll
+                    for (int i = 0; i < 16; ++i) {
+                        float row[4];
+                        load4(row, rows + (block + i) * STRIDE + k);
+#pragma unroll
+                        for (int e = 0; e < 4; ++e) x[i] -= row[e] * known[e];
+                    }
+                }
+#pragma unroll
+                for (int i = 0; i < 16; ++i) {
+#pragma unroll
+                    for (int k = 0; k < 15; ++k)
+                        if (k < i) x[i] -= rows[(block + i) * STRIDE + block + k] * x[k];
+                    if (block + i >= j) own[block + i] = x[i];
+                    ((u16*)piece<CHUNK>(inverse, block + i, j / 8 & ~1, j / 8 & 1))[j % 8] = to_bf16(x[i]);
+                }
             }
         }
         sync();
@@ -191,7 +245,7 @@ template <int DK> DEVICE void gdn_chunk(const Gdn& a) {
 // -- from chunk to chunk; blocks (slices of COLUMNS columns, value heads, B), four warps for 32 columns
 
 // Warps m, m + 4, .. share 16 rows of a chunk and take 32 columns each; so do they with the rows of the state.
-template <int DK, int COLUMNS> DEVICE void gdn_carry(const Gdn& a) {
+template <int COLUMNS> DEVICE void carry(const Gdn& a) {
     DYNAMIC_SHARED(shared);
     after_predecessors();
     constexpr int TILE = 2 * CHUNK * DK, STAGE = 2 * TILE + HEAD + COLUMNS / SLICE * VALUES, BLOCKS = DK / 64;
@@ -203,7 +257,7 @@ template <int DK, int COLUMNS> DEVICE void gdn_carry(const Gdn& a) {
     auto load = [&](int chunk) {
         if (chunk * CHUNK < width) {
             u8* to = shared + chunk % 2 * STAGE;
-            const u8 *keys = chunk_keys(a, b, chunk, key, DK), *values = chunk_head(a, b, chunk, head, DK);
+            const u8 *keys = chunk_keys(a, b, chunk, key), *values = chunk_head(a, b, chunk, head);
             for (int i = thread(); i < 2 * TILE / 16; i += threads()) copy16(to + 16 * i, keys + 16 * i, 16);
             for (int i = thread(); i < HEAD / 16; i += threads()) copy16(to + 2 * TILE + 16 * i, values + 16 * i, 16);
             const u8* slice = values + HEAD + (i64)block_x() * (COLUMNS / SLICE) * VALUES;
@@ -329,7 +383,7 @@ template <int DK, int COLUMNS> DEVICE void gdn_carry(const Gdn& a) {
                 }
             }
         if (column < dv) {
-            float* out = (float*)(chunk_head(a, b, chunk, head, DK) + HEAD) + column / SLICE * (VALUES / 4);
+            float* out = (float*)(chunk_head(a, b, chunk, head) + HEAD) + column / SLICE * (VALUES / 4);
 #pragma unroll
             for (int half = 0; half < 2; ++half)
 #pragma unroll
@@ -364,26 +418,26 @@ DEVICE void advance_tail(const Gdn& a, int b, int count, int part, int begin, in
     }
 }
 
-// A head's outputs o(0) .. o(dv - 1) of one token become its gated norm; a warp.
-template <class Output> DEVICE void finish_head(const Gdn& a, Output o, i64 token, int head, int lane) {
-    const int dv = (int)a.dv;
-    float square = 0;
-    for (int i = lane; i < dv; i += 32) square += o(i) * o(i);
-    const float inverse = 1.0f / sqrtf(sum_warp(square) / dv + (float)a.eps);
-    for (int i = lane; i < dv; i += 32) {
-        const i64 at = (token * a.nv + head) * dv + i;
-        a.out[at] = to_bf16(o(i) * inverse * from_bf16(a.norm[i]) * silu(from_bf16(a.z[at])));
-    }
-}
-
-// A block a token: the gated norm of its heads, and its share of the row's tail.
-template <int DK> DEVICE void gdn_finish(const Gdn& a) {
+// A block a token, a warp a head: the gated norm; and the token's share of the row's tail.
+DEVICE void finish(const Gdn& a) {
     after_predecessors();
-    const int token = block_x(), b = token / (int)a.W, t = token % (int)a.W, warp = thread() / 32, lane = thread() % 32;
+    const int token = block_x(), b = token / (int)a.W, t = token % (int)a.W, warp = thread() / 32, lane = thread() % 32, dv = (int)a.dv;
     if (t < a.width[b])
-        for (int j = warp; j < a.nv; j += threads() / 32) {
-            const float* values = (const float*)(chunk_head(a, b, t / CHUNK, j, DK) + HEAD);
-            finish_head(a, [&](int i) { return values[i / SLICE * (VALUES / 4) + value_at(t % CHUNK, i % SLICE)]; }, token, j, lane);
+        for (int head = warp; head < a.nv; head += threads() / 32) {
+            const float* values = (const float*)(chunk_head(a, b, t / CHUNK, head) + HEAD);
+            const i64 at = ((i64)token * a.nv + head) * dv + lane;
+            float o[DK / SLICE], gate[DK / SLICE], square = 0;
+#pragma unroll
+            for (int i = 0; i < DK / SLICE; ++i) {
+                const bool inside = SLICE * i + lane < dv;
+                o[i] = inside ? values[i * (VALUES / 4) + value_at(t % CHUNK, lane)] : 0.0f;
+                gate[i] = inside ? from_bf16(a.norm[SLICE * i + lane]) * silu(from_bf16(a.z[at + SLICE * i])) : 0.0f;
+                square += o[i] * o[i];
+            }
+            const float inverse = inverse_root(sum_warp(square) / dv + (float)a.eps);
+#pragma unroll
+            for (int i = 0; i < DK / SLICE; ++i)
+                if (SLICE * i + lane < dv) a.out[at + SLICE * i] = to_bf16(o[i] * inverse * gate[i]);
         }
     if (a.width[b] <= 0 || a.record_k) return;
     for (int part = 0; part < 3; ++part) {
@@ -392,11 +446,7 @@ template <int DK> DEVICE void gdn_finish(const Gdn& a) {
     }
 }
 
-#define GDN(DK)                                                        \
-    KERNEL(gdn_chunk_##DK, Gdn, 256, 2) { gdn_chunk<DK>(a); }           \
-    KERNEL(gdn_carry_##DK##_32, Gdn, 128, 1) { gdn_carry<DK, 32>(a); }  \
-    KERNEL(gdn_carry_##DK##_64, Gdn, 256, 1) { gdn_carry<DK, 64>(a); }  \
-    KERNEL(gdn_finish_##DK, Gdn, 256, 1) { gdn_finish<DK>(a); }
-
-GDN(64)
-GDN(128)
+KERNEL(gdn_chunk, Gdn, 256, 2) { make_chunk(a); }
+KERNEL(gdn_carry_32, Gdn, 128, 1) { carry<32>(a); }
+KERNEL(gdn_carry_64, Gdn, 256, 1) { carry<64>(a); }
+KERNEL(gdn_finish, Gdn, 256, 1) { finish(a); }

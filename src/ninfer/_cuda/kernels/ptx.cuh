@@ -104,6 +104,18 @@ DEVICE u32 and_xor(u32 a, u32 b, u32 c) {
     return r;
 }
 
+// 1 / v and 1 / sqrt(v) within two units in the last place.
+DEVICE float reciprocal(float v) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+    return r;
+}
+DEVICE float inverse_root(float v) {
+    float r;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+    return r;
+}
+
 // Four bytes picked from the eight of (a, b) by the nibbles of `selector`.
 DEVICE u32 bytes(u32 a, u32 b, u32 selector) { return __byte_perm(a, b, selector); }
 

@@ -57,7 +57,7 @@ struct Norm {
     const u16* norm;
     const int* index;  // or null: row i of out is row i of x
     double eps;
-    i64 columns;
+    i64 columns, first, stride;  // features; where row i of out begins: first + i * stride
 };
 
 // A block a row: norm1(x[index], norm).
@@ -67,7 +67,7 @@ KERNEL(final_norm, Norm, 256, 1) {
     const int K = (int)a.columns;
     const bool vectors = K % 8 == 0;
     const u16* x = a.x + (i64)(a.index ? a.index[block_x()] : block_x()) * K;
-    u16* out = a.out + (i64)block_x() * K;
+    u16* out = a.out + a.first + (i64)block_x() * a.stride;
     float square = 0;
     for (int k = 8 * thread(); k < K; k += 8 * threads()) {
         float f[8];
@@ -179,5 +179,32 @@ KERNEL(operands, Operands, 512, 1) {
             for (int mask = 1; mask < 8; mask *= 2) sum += shuffle_xor(sum, mask);
             if (thread() % 8 == 0 && k < a.padded) a.sums[block_x() * (a.padded / 64) + k / 64] = sum;
         }
+    }
+}
+
+struct Draft {
+    int* index;      // [B]
+    int* start;      // [S, B]
+    int* width;      // [S, B]
+    int* positions;  // [S, 3, B]
+    const int* accepted;
+    const int* row_start;
+    const int* row_positions;  // [3, B * W]
+    i64 B, W, S, limit;
+};
+
+// A thread a row: its last true column, and the columns that drafting adds behind it.
+KERNEL(draft_rows, Draft, 32, 1) {
+    after_predecessors();
+    const int b = (int)block_x() * threads() + thread(), B = (int)a.B;
+    if (b >= B) return;
+    const int n = a.accepted[b];
+    a.index[b] = b * (int)a.W + n;
+    for (int s = 0; s < a.S; ++s) {
+        const i64 ordinal = (i64)a.row_start[b] + n + 1 + s;
+        a.start[s * B + b] = (int)(ordinal < a.limit ? ordinal : a.limit - 1);
+        a.width[s * B + b] = ordinal < a.limit;
+        for (int axis = 0; axis < 3; ++axis)
+            a.positions[(3 * s + axis) * B + b] = a.row_positions[((i64)axis * B + b) * a.W + n] + 1 + s;
     }
 }

@@ -13,8 +13,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ninfer.constraints import OutputConstraint
+from ninfer.gateway.cli import speculation
+from ninfer.gateway.cli.engine import add_engine_options, engine_options
 from ninfer.inputs import TokenPrompt
-from ninfer.options import EngineOptions, SamplingParams
+from ninfer.options import SamplingParams
 from ninfer.results import Delta, GenerationResult
 
 WARMUP_TOKENS = 8
@@ -38,16 +40,16 @@ def add_commands(commands: Any) -> None:
     what.add_argument("--synthetic", metavar="GEOMETRY", help="random weights of this geometry, e.g. 0.8b")
     what.add_argument("--ops", action="store_true", help="time operations one by one, without a model")
     p.add_argument("--recipe", default="q8", help="number formats of --synthetic weights (default q8)")
-    p.add_argument("--device", default="auto", help="auto, cpu or cuda:N")
+    add_engine_options(p)
     p.add_argument("--prompt", type=int, default=512, metavar="N", help="tokens of the prefill measurement")
     p.add_argument("--tokens", type=int, default=64, metavar="N", help="decoded tokens a request")
     p.add_argument("--batches", type=_sizes, default=(1, 2, 4, 8), metavar="B,...", help="decode batch sizes")
     p.add_argument(
         "--contexts", type=_sizes, metavar="N,...", help="tokens each request has when it decodes (default --prompt)"
     )
-    p.add_argument("--kv-dtype", default="auto", help="auto, fp32, bf16 or int8")
     p.add_argument("--only", action="append", default=[], metavar="TEXT", help="with --ops: those whose name has it")
     p.add_argument("--constraint", action="store_true", help="also decode under a JSON schema")
+    p.epilog = "With --spec, answers are made with and without drafts, side by side; prefill is measured with them."
     p.add_argument("--json", metavar="FILE", help="also write the figures as JSON; - is standard output")
     p.set_defaults(command=bench)
 
@@ -67,13 +69,13 @@ def bench(arguments: argparse.Namespace) -> int:
 
         # layers alike are copied in the memory of a GPU, so nothing is read from a cache that would not be
         alike = arguments.device.startswith("cuda")
-        source = synthetic_source(arguments.synthetic, arguments.recipe, alike=alike)
-    options = EngineOptions(
-        device=arguments.device,
+        components = ("text",) if arguments.spec == "none" else ("text", arguments.spec)
+        source = synthetic_source(arguments.synthetic, arguments.recipe, components=components, alike=alike)
+    options = engine_options(
+        arguments,
         max_concurrency=max(sizes),
         max_context=max(arguments.prompt, WARMUP_TOKENS, *contexts) + 2 * arguments.tokens + 64,
         kv_capacity="auto",
-        kv_dtype=arguments.kv_dtype,
         phase_timings=arguments.constraint,
     )
     started = time.perf_counter()
@@ -85,13 +87,19 @@ def bench(arguments: argparse.Namespace) -> int:
         figures: dict[str, Any] = {
             "model": engine.model_name,
             "device": repr(engine),
+            "spec": arguments.spec,
             "start_seconds": start_seconds,
             "bandwidth_bytes_per_second": bandwidth,
             "ttft_seconds": run.first_token(16),
             "prefill": {"tokens": arguments.prompt, "tokens_per_second": run.prefill(arguments.prompt)},
-            "decode": [_decode(run, B, n, bandwidth) for n in contexts for B in sizes if run.fits(B, n)],
+            "decode": [_decode(run, B, n, bandwidth) for n in contexts for B in sizes if run.fits(B, n)]
+            if arguments.spec == "none"
+            else [],
             "gap_seconds": run.gap(arguments.prompt) if max(sizes) > 1 else None,
             "constraint": run.constrained() if arguments.constraint else None,
+            "speculation": None
+            if arguments.spec == "none"
+            else speculation.compare(engine, source, options, sizes, arguments.tokens),
             "memory_bytes": {
                 name.removeprefix("bytes."): nbytes
                 for name, nbytes in engine.stats().memory.items()
@@ -253,9 +261,12 @@ def _table(figures: dict[str, Any]) -> str:
         f"first token {figures['ttft_seconds'] * 1e3:.1f} ms",
         f"prefill {prefill['tokens_per_second']:,.0f} tok/s at {prefill['tokens']} tokens",
         "memory " + ", ".join(f"{name} {n / 2**20:,.0f} MiB" for name, n in figures["memory_bytes"].items()),
-        f"{'batch':>5} {'context':>8} {'tok/s':>9} {'ms/round':>9} {'MB/round':>9} {'GB/s':>7} {'of bandwidth':>12}"
-        f" {'host us':>8}",
     ]
+    if figures["decode"]:
+        lines.append(
+            f"{'batch':>5} {'context':>8} {'tok/s':>9} {'ms/round':>9} {'MB/round':>9} {'GB/s':>7} {'of bandwidth':>12}"
+            f" {'host us':>8}"
+        )
     for row in figures["decode"]:
         lines.append(
             f"{row['batch']:>5} {row['context']:>8} {row['tokens_per_second']:>9,.1f}"
@@ -269,6 +280,9 @@ def _table(figures: dict[str, Any]) -> str:
             f"gap between tokens while prompts of {figures['prefill']['tokens']} tokens prefill: median"
             f" {gap['median'] * 1e3:.2f} ms, longest {gap['longest'] * 1e3:.2f} ms"
         )
+    if figures["speculation"]:
+        lines.append(f"answers with {figures['spec']} drafts, and without:")
+        lines.append(speculation.table(figures["speculation"]))
     c = figures["constraint"]
     if c:
         lines.append(

@@ -9,9 +9,9 @@ from typing import Any
 
 from ninfer.gateway.cli import EXIT_CODES
 from ninfer.gateway.cli.chat import HELP, chat
+from ninfer.gateway.cli.engine import add_engine_options, engine_options
 from ninfer.gateway.cli.request import Request, add_options, read_request
 from ninfer.gateway.cli.screen import Screen, is_terminal
-from ninfer.options import EngineOptions
 
 _EXAMPLES = """\
 examples:
@@ -37,9 +37,8 @@ def add_commands(commands: Any) -> None:
     p.add_argument("--quiet", "-q", action="store_true", help="no thinking, progress or statistics")
     add_options(p)
     g = p.add_argument_group("engine")
-    g.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu or cuda:N; default: auto")
     g.add_argument("--max-context", type=int, metavar="N", help="tokens of the whole conversation")
-    g.add_argument("--kv-dtype", default="auto", metavar="TYPE", help="numbers of the KV cache; default: auto")
+    add_engine_options(g)
     p.set_defaults(command=run)
 
 
@@ -54,13 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
     asked = arguments.prompt is not None or arguments.messages is not None or arguments.raw
     talk = arguments.chat or (not asked and is_terminal(sys.stdin))
     request = read_request(arguments, chat=talk)
-    options = EngineOptions(
-        device=arguments.device,
-        max_concurrency=1,
-        max_context=arguments.max_context,
-        kv_dtype=arguments.kv_dtype,
-        progress=False if arguments.quiet else None,
-    )
+    progress = False if arguments.quiet else None
+    options = engine_options(arguments, max_concurrency=1, max_context=arguments.max_context, progress=progress)
     screen = Screen(arguments.quiet)
     with Engine(arguments.artifact, options) as engine:
         return chat(engine, request, screen) if talk else _answer(engine, request, screen)

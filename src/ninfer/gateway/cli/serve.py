@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ninfer.errors import InvalidRequest
-from ninfer.options import EngineOptions
+from ninfer.gateway.cli.engine import add_engine_options, engine_options
 
 
 def add_commands(commands: Any) -> None:
@@ -45,13 +45,12 @@ def add_commands(commands: Any) -> None:
     g.add_argument("--no-warm-up", action="store_true", help="say ready without having answered anything")
     g.add_argument("--no-playground", action="store_true", help="no page at / to try the model with")
     g = p.add_argument_group("engine")
-    g.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu or cuda:N; default: auto")
     g.add_argument("--max-concurrency", type=int, default=4, metavar="N", help="answers decoded at once; default: 4")
     g.add_argument("--max-context", type=int, metavar="N", help="tokens of one conversation")
     g.add_argument("--max-outstanding", type=int, default=64, metavar="N", help="requests it holds; default: 64")
     g.add_argument("--max-tokens", type=int, default=1024, metavar="N", help="output budget; default: 1024")
     g.add_argument("--queue-timeout", type=float, metavar="S", help="seconds a request may wait for its turn")
-    g.add_argument("--kv-dtype", default="auto", metavar="TYPE", help="numbers of the KV cache; default: auto")
+    add_engine_options(g)
     p.set_defaults(command=serve)
 
 
@@ -83,16 +82,15 @@ def serve(arguments: argparse.Namespace) -> int:
         playground=not arguments.no_playground,
     )
     with _listen(arguments.host, arguments.port, arguments.stall_timeout) as listening:
-        engine_options = EngineOptions(
-            device=arguments.device,
+        chosen = engine_options(
+            arguments,
             max_concurrency=arguments.max_concurrency,
             max_context=arguments.max_context,
             max_outstanding=arguments.max_outstanding,
             max_tokens=arguments.max_tokens,
             queue_timeout=arguments.queue_timeout,
-            kv_dtype=arguments.kv_dtype,
         )
-        with Engine(arguments.artifact, engine_options) as engine:
+        with Engine(arguments.artifact, chosen) as engine:
             host, port = listening.getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host
             print(f"ninfer: {engine!r}\nninfer: listening on http://{shown}:{port}", file=sys.stderr, flush=True)

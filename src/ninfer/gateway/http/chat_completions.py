@@ -30,10 +30,12 @@ from ninfer.gateway.http.translate import (
     EFFORTS,
     EXTENSIONS,
     MAX_TOKENS,
+    SESSION,
     TOP_K,
     Call,
     Paths,
     Served,
+    cache_of,
     check_model,
     constraint_of,
     logprob_entries,
@@ -205,7 +207,8 @@ FIELDS = Record(
         fixed("logit_bias", "none", {}),
         neutral("user", Text(), "whom the answer is for"),
         neutral("safety_identifier", Text(), "whom the answer is for"),
-        *refused("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+        field("prompt_cache_key", Text(min_length=1), SESSION),
+        *refused("prompt_cache_options", "prompt_cache_retention"),
         *refused("audio", "function_call", "functions", "moderation", "prediction", "web_search_options"),
     )
 )  # fmt: skip
@@ -252,6 +255,7 @@ def read(body: Mapping[str, Any], served: Served, paths: Paths) -> Call:
             constraint=constraint,
             tool_choice=_tool_choice(asked, paths),
             logprobs=logprobs,
+            **cache_of(asked, "prompt_cache_key", paths),
         ),
         stream=asked.get("stream", False),
         encoder=ChatEncoder(

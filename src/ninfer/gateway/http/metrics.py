@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import attrs
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
@@ -80,10 +81,19 @@ class _EngineCollector:
             yield CounterMetricFamily(f"ninfer_engine_{name}", name.replace("_", " "), value=getattr(stats, name))
         seconds = stats.decode_ns / 1e9
         yield CounterMetricFamily("ninfer_engine_decode_seconds", "Time of decode rounds", value=seconds)
-        for source, what in ((stats.constraints, "constraints"), (stats.memory, "memory")):
+        context = _flat(attrs.asdict(stats.context))
+        for source, what in ((stats.constraints, "constraints"), (stats.memory, "memory"), (context, "context")):
             family = GaugeMetricFamily(
                 f"ninfer_engine_{what}", f"The engine's own account of its {what}", labels=["of"]
             )
             for key, value in source.items():
                 family.add_metric([key], value)
             yield family
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """Numbers by dotted name."""
+    found: dict[str, float] = {}
+    for name, value in values.items():
+        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -64,7 +64,8 @@ class Service:
 
     async def _warm_up(self) -> None:
         try:
-            handle = await self.run(self.engine.submit, Chat([{"role": "user", "content": "."}]), max_tokens=2)
+            prompt = Chat([{"role": "user", "content": "."}])
+            handle = await self.run(self.engine.submit, prompt, max_tokens=2, cache="disabled")
             await handle
         except Exception:
             logger.exception("the warm-up failed")
@@ -99,6 +100,20 @@ class Service:
         now, before = self.engine.stats(), self._before
         if before is None:
             return now
-        counters = ("accepted", "prompt_tokens", "cached_tokens", "completion_tokens", "prefill_units",
-                    "control_units", "decode_rounds", "decode_rows", "decode_ns")  # fmt: skip
-        return attrs.evolve(now, **{name: getattr(now, name) - getattr(before, name) for name in counters})
+        context = attrs.evolve(now.context, **_since(now.context, before.context, _CONTEXT_COUNTERS))
+        return attrs.evolve(now, context=context, **_since(now, before, _COUNTERS))
+
+
+_COUNTERS = ("accepted", "prompt_tokens", "cached_tokens", "completion_tokens", "prefill_units", "control_units",
+             "decode_rounds", "decode_rows", "decode_ns")  # fmt: skip
+_CONTEXT_COUNTERS = ("hits", "misses", "reused_tokens", "captures", "skips", "evictions", "degraded", "bytes",
+                     "assessments")  # fmt: skip
+
+
+def _since(now: Any, before: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    """How far counters, or mappings of counters, have come."""
+    values = {name: (getattr(now, name), getattr(before, name)) for name in names}
+    return {
+        name: {key: count - b.get(key, 0) for key, count in a.items()} if isinstance(a, Mapping) else a - b
+        for name, (a, b) in values.items()
+    }

@@ -11,7 +11,7 @@ import attrs
 from ninfer.constraints import OutputConstraint
 from ninfer.gateway.http.body import Spelled, schema_text
 from ninfer.gateway.http.errors import ApiError, BadRequest
-from ninfer.gateway.http.shapes import Field, Integer, Many, Real, Record, Text, field, fixed
+from ninfer.gateway.http.shapes import Field, Flag, Integer, Many, Real, Record, Text, field, fixed
 from ninfer.inputs import Chat, Tool
 from ninfer.options import RequestOptions, SamplingParams
 from ninfer.results import Delta, Event, GenerationResult, TokenLogprob
@@ -71,7 +71,10 @@ CACHE_BREAKPOINT = field(
     "the prompt may be reused up to the end of this part",
 )
 TOP_K = field("top_k", Integer(0, 64), "candidates of each token; 0: the whole vocabulary")
+SESSION = "names the conversation; its next request finds this one's history first, and may take it over"
 EXTENSIONS: tuple[Field, ...] = (
+    field("cache", Text(("read_write", "disabled")), "disabled: start from nothing and leave nothing"),
+    field("update_session", Flag(), "false: this request's history does not become the session's"),
     field("min_p", Real(0, 1), "probability of a candidate, relative to the likeliest"),
     field(
         "structured_outputs",
@@ -92,6 +95,13 @@ def sampling_of(body: Mapping[str, Any]) -> SamplingParams:
     """The members of a body that are named as those of SamplingParams."""
     names = (a.name for a in attrs.fields(SamplingParams))
     return SamplingParams(**{name: body[name] for name in names if name in body})
+
+
+def cache_of(body: Mapping[str, Any], session: str, paths: Paths) -> dict[str, Any]:
+    """RequestOptions about reuse. session: the member that names the conversation."""
+    paths["session"] = session
+    named = {"session": body[session]} if session in body else {}
+    return {**named, **{name: body[name] for name in ("cache", "update_session") if name in body}}
 
 
 def thinking_of(effort: str | None, budget: int) -> tuple[bool | None, int | None]:

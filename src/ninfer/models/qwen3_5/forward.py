@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from ninfer.contract import Buffer, Device, Scope
 from ninfer.models.qwen3_5.config import Moe, TextConfig
-from ninfer.models.qwen3_5.weights import AttentionWeights, DenseWeights, GdnWeights, Model, MoeWeights
+from ninfer.models.qwen3_5.weights import AttentionWeights, Block, DenseWeights, GdnWeights, Model, MoeWeights
 from ninfer.ops import GdnRecord, GdnState, KVPlanes, Ops, Rows
 
 
@@ -49,10 +49,14 @@ class Workspace:
     product: Buffer
     routing: Routing | None
     scratch: Buffer
+    stem: Buffer | None
+    """Input of the MTP module [T, 2H]."""
 
 
-def plan_workspace(config: TextConfig, scope: Scope, device: Device, tokens: int, context: int) -> Workspace:
-    """The workspace of passes with ``B*W <= tokens`` over at most ``context`` cached positions."""
+def plan_workspace(
+    config: TextConfig, scope: Scope, device: Device, tokens: int, context: int, mtp: bool = False
+) -> Workspace:
+    """The workspace of passes with ``B*W <= tokens`` over at most ``context`` cached positions. mtp: ``draft`` runs."""
     H, s, g, ffn = config.hidden_size, config.attention, config.gdn, config.ffn
     queries, keys = (s.hq * s.hd, s.hk * s.hd) if s else (1, 1)
     nv, gdn_keys, gdn_values = (g.nv, g.nk * g.dk, g.nv * g.dv) if g else (1, 1, 1)
@@ -82,6 +86,7 @@ def plan_workspace(config: TextConfig, scope: Scope, device: Device, tokens: int
         product=rows(ffn.shared_width if isinstance(ffn, Moe) else ffn.width),
         routing=routing,
         scratch=scope.buffer("workspace", (scratch,), "u8"),
+        stem=rows(2 * H) if mtp else None,
     )
 
 
@@ -123,10 +128,30 @@ def forward(
             _attention(p, block.input_norm, block.mixer, next(planes))
         else:
             _gdn(p, block.input_norm, block.mixer, next(states), next(records))
-        if isinstance(block.ffn, DenseWeights):
-            _swiglu(p, p.x, block.post_norm, block.ffn)
-        else:
-            _moe(p, block.post_norm, block.ffn)
+        _ffn(p, block)
+
+
+def draft(ops: Ops, model: Model, ws: Workspace, rows: Rows, kv: KVPlanes, hidden: Buffer, out: Buffer) -> None:
+    """Run the MTP module: out act [T, H], whose logits are for the token two behind each column's hidden.
+
+    Column ``t`` joins the final hidden of token ``t`` (hidden act [T, H]) with token ``t + 1`` (``rows.tokens``) at the
+    ordinal and rotary position of token ``t``, and appends to the module's own keys and values::
+
+        y = [norm1(embedding[x_{t+1}]), norm1(h_t)] W^T;  y += attention(norm1(y));  y += ffn(norm1(y));  out = norm1(y)
+    """
+    mtp, eps = model.mtp, model.config.eps
+    assert mtp is not None
+    assert ws.stem is not None
+    assert isinstance(mtp.block.mixer, AttentionWeights)
+    T, H = rows.B * rows.W, model.config.hidden_size
+    p = _Pass(ops, model.config, ws, rows, ws.x.head(T, H))
+    stem = ws.stem.head(T, 2 * H)
+    ops.embed(p.x, model.embedding, rows.tokens)
+    ops.norm_pair(stem, p.x, hidden, mtp.embedding_norm, mtp.hidden_norm, eps)
+    ops.norm_project((p.x,), stem, None, (mtp.projection,), eps, ws.scratch)
+    _attention(p, mtp.block.input_norm, mtp.block.mixer, kv)
+    _ffn(p, mtp.block)
+    ops.final_norm(out, p.x, mtp.final_norm, None, eps)
 
 
 def fold(
@@ -176,6 +201,13 @@ def _gdn(p: _Pass, norm: Buffer, w: GdnWeights, state: GdnState, record: GdnReco
     constants = (w.convolution, w.a_log, w.dt_bias, w.norm)
     p.ops.gdn(out, (q, k, v), z, a, b, *constants, state, record, p.rows, g, eps, ws.scratch)
     p.ops.project_add(p.x, out, w.output)
+
+
+def _ffn(p: _Pass, block: Block) -> None:
+    if isinstance(block.ffn, DenseWeights):
+        _swiglu(p, p.x, block.post_norm, block.ffn)
+    else:
+        _moe(p, block.post_norm, block.ffn)
 
 
 def _swiglu(p: _Pass, u: Buffer, norm: Buffer | None, w: DenseWeights, scale: Buffer | None = None) -> None:

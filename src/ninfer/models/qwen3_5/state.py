@@ -15,13 +15,13 @@ SCALED = 64
 
 
 def allocate_kv(
-    config: TextConfig, scope: Scope, pages: int, rows: int, blocks_per_row: int, dtype: str
+    config: TextConfig, scope: Scope, layers: int, pages: int, rows: int, blocks_per_row: int, dtype: str
 ) -> list[KVPlanes]:
-    """Planes of the full-attention layers, in layer order, over one shared block table i32 ``[rows, blocks_per_row]``.
+    """Planes of full-attention layers, in layer order, over one shared block table i32 ``[rows, blocks_per_row]``.
 
     pages: pages of 64 tokens per layer. dtype: "f32", "bf16", or "i8" with a plane of scales beside each.
     """
-    if config.attention is None or not config.full_layers:
+    if config.attention is None or not layers:
         return []
     head = (pages, config.attention.hk, PAGE_TOKENS)
     blocks = scope.buffer("kv", (rows, blocks_per_row), "i32")
@@ -33,7 +33,7 @@ def allocate_kv(
 
     return [
         KVPlanes(*planes(config.attention.hd, dtype), blocks, *(planes(scales, "f16") if scales else ()))
-        for _ in range(config.full_layers)
+        for _ in range(layers)
     ]
 
 

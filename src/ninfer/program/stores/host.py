@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ninfer.errors import InvariantError
 from ninfer.program.layout import PoolKind, PoolLayout
 
-SUPERBLOCK = 16 << 20
+SUPERBLOCK = 32 << 20
 """Bytes of one superblock, unless a page is larger."""
 
 

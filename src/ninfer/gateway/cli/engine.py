@@ -1,0 +1,28 @@
+"""The options of commands that open an engine, and what they choose."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from ninfer.options import CacheOptions, EngineOptions, SpecOptions
+
+
+def add_engine_options(g: Any) -> None:
+    """Declare the options that :func:`engine_options` reads on a parser or a group of one."""
+    g.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu or cuda:N; default: auto")
+    g.add_argument("--kv-dtype", default="auto", metavar="TYPE", help="numbers of the KV cache; default: auto")
+    g.add_argument("--no-cache", action="store_true", help="keep nothing of finished requests")
+    g.add_argument("--spec", default="none", metavar="BACKEND", help="what drafts tokens: none or mtp; default: none")
+    g.add_argument("--draft-tokens", type=int, default=3, metavar="N", help="tokens drafted for a round; default: 3")
+
+
+def engine_options(arguments: argparse.Namespace, **others: Any) -> EngineOptions:
+    """The options a command line chose, and ``others``. Raises InvalidRequest naming the field."""
+    return EngineOptions(
+        device=arguments.device,
+        kv_dtype=arguments.kv_dtype,
+        cache=CacheOptions(enabled=not arguments.no_cache),
+        spec=SpecOptions(arguments.spec, draft_tokens=arguments.draft_tokens),
+        **others,
+    )

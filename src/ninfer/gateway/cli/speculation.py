@@ -1,0 +1,97 @@
+"""``ninfer bench --spec``: the same answers with and without drafts, side by side on one machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import attrs
+
+from ninfer.inputs import Chat
+from ninfer.options import EngineOptions, SamplingParams, SpecOptions
+from ninfer.results import SpeculationStats
+
+QUESTIONS = (
+    "What is 17 + 25?", "Tell me a story.", "Ada is in the garden. Ben is in the kitchen. Where is Ada?",
+    "What is 123 + 456?", "Write about rain.", "Count from one to twenty.", "Who are you?", "Name five animals.",
+)  # fmt: skip
+"""What is answered. Random weights answer nothing of it, and keep no drafts."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """seconds: of a whole batch of answers, prefill included. rounds: decode rounds they took."""
+
+    tokens: int
+    seconds: float
+    rounds: int
+    device_seconds: float
+    drafts: SpeculationStats
+
+
+def compare(
+    engine: Any, source: Any, options: EngineOptions, sizes: Sequence[int], tokens: int
+) -> list[dict[str, Any]]:
+    """For each batch size, what drafts bring: rows of figures. ``engine`` runs with ``options``; ``source`` is opened
+    once more without speculation. Greedy answers of up to ``tokens`` tokens."""
+    from ninfer.engine import Engine
+
+    drafting = [_measure(engine, size, tokens) for size in sizes]
+    with Engine(source, attrs.evolve(options, spec=SpecOptions())) as ordinary:
+        plain = [_measure(ordinary, size, tokens) for size in sizes]
+    return [_row(size, one, other) for size, one, other in zip(sizes, drafting, plain, strict=True)]
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """The figures as text."""
+    lines = [
+        f"{'batch':>5} {'tok/s':>9} {'off':>9} {'ratio':>6} {'a round':>8} {'ms/round':>9} {'off':>9} {'cost':>6}"
+        "  kept by place"
+    ]
+    for row in rows:
+        kept = " ".join(f"{share:.0%}" for share in row["kept_by_place"])
+        lines.append(
+            f"{row['batch']:>5} {row['tokens_per_second']:>9,.1f} {row['plain_tokens_per_second']:>9,.1f}"
+            f" {row['speedup']:>6.2f} {row['tokens_per_round']:>8.2f} {row['round_seconds'] * 1e3:>9.3f}"
+            f" {row['plain_round_seconds'] * 1e3:>9.3f} {row['round_cost']:>6.2f}  {kept}"
+        )
+    return "\n".join(lines)
+
+
+def _measure(engine: Any, size: int, tokens: int) -> _Measured:
+    chats = [Chat([{"role": "user", "content": text}], thinking=False) for text in QUESTIONS]
+    options = {"max_tokens": tokens, "sampling": SamplingParams(temperature=0), "ignore_eos": True}
+    for handle in [engine.submit(chat, **options) for chat in chats[:size]]:
+        handle.result()
+    before, begin, results = engine.stats(), time.perf_counter(), []
+    for first in range(0, len(chats), size):
+        handles = [engine.submit(chat, **options) for chat in chats[first : first + size]]
+        results += [handle.result() for handle in handles]
+    seconds, after = time.perf_counter() - begin, engine.stats()
+    drafts = SpeculationStats()
+    for result in results:
+        if result.speculation is not None:
+            drafts = drafts.plus(result.speculation)
+    device = (after.memory["decode_device_ns"] - before.memory["decode_device_ns"]) / 1e9
+    rounds = after.decode_rounds - before.decode_rounds
+    return _Measured(sum(r.usage.completion_tokens for r in results), seconds, rounds, device, drafts)
+
+
+def _row(size: int, one: _Measured, other: _Measured) -> dict[str, Any]:
+    d = one.drafts
+    return {
+        "batch": size,
+        "tokens_per_second": one.tokens / one.seconds,
+        "plain_tokens_per_second": other.tokens / other.seconds,
+        "speedup": one.tokens / one.seconds / (other.tokens / other.seconds),
+        "rounds": d.rounds,
+        "drafted": d.drafted,
+        "accepted": d.accepted,
+        "tokens_per_round": 1 + d.accepted / d.rounds if d.rounds else 1.0,
+        "kept_by_place": [n / d.rounds for n in d.accepted_per_position] if d.rounds else [],
+        "round_seconds": one.device_seconds / one.rounds,
+        "plain_round_seconds": other.device_seconds / other.rounds,
+        "round_cost": one.device_seconds / one.rounds / (other.device_seconds / other.rounds),
+    }

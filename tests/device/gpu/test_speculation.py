@@ -1,0 +1,114 @@
+"""Speculation on a GPU: the small trained model with and without drafts, and both against the host."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from scipy.stats import chi2_contingency
+
+import ninfer
+from ninfer.contract import Device
+
+pytestmark = pytest.mark.device
+ARTIFACT = Path(__file__).parents[3] / "examples" / "tiny" / "tiny.ninfer"
+QUESTIONS = [
+    "What is 17 + 25?", "Tell me a story.", "Who are you?", "Ada is in the garden. Where is Ada?", "What is 3 + 4?",
+    "Write about rain.", "Hello!", "What is 120 + 7?",
+]  # fmt: skip
+MARGIN = 0.3
+"""Natural log by which bf16 activations may move a log-probability of this model."""
+
+
+def opened(spec: str, width: int = 3) -> ninfer.Engine:
+    chosen = ninfer.SpecOptions(spec, draft_tokens=width)
+    return ninfer.Engine(ARTIFACT, device="cuda:0", max_concurrency=8, max_context=1024, progress=False, spec=chosen)
+
+
+@pytest.fixture(scope="module")
+def plain(gpu: Device) -> Iterator[ninfer.Engine]:
+    with opened("none") as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def drafting(gpu: Device) -> Iterator[ninfer.Engine]:
+    with opened("mtp") as engine:
+        yield engine
+
+
+def chats(thinking: bool) -> list[ninfer.Chat]:
+    return [ninfer.Chat([{"role": "user", "content": text}], thinking=thinking) for text in QUESTIONS]
+
+
+def agree(got: ninfer.GenerationResult, want: ninfer.GenerationResult) -> int:
+    """Tokens are equal up to the first close call; returns how many were compared."""
+    assert got.error is None
+    assert want.logprobs is not None
+    for i, (mine, theirs) in enumerate(zip(got.token_ids, want.token_ids)):
+        if mine != theirs:
+            first, second = want.logprobs[i].top[:2]
+            assert first[1] - second[1] < MARGIN, f"token {i}: {mine} for {theirs}"
+            return i
+    return min(len(got.token_ids), len(want.token_ids))
+
+
+@pytest.mark.parametrize("thinking", [False, True])
+def test_greedy_answers_are_the_ordinary_ones(plain, drafting, thinking) -> None:
+    options = ninfer.RequestOptions(max_tokens=80, sampling=ninfer.SamplingParams(temperature=0), logprobs=2)
+    want, got = plain.generate(chats(thinking), options), drafting.generate(chats(thinking), options)
+    assert sum(agree(*pair) for pair in zip(got, want)) > 50
+    rounds = sum(r.speculation.rounds for r in got)
+    assert 1 + sum(r.speculation.accepted for r in got) / rounds > 2
+
+
+@pytest.mark.parametrize("width", [1, 2, 5, 7])
+def test_every_width(plain, width) -> None:
+    options = ninfer.RequestOptions(max_tokens=60, sampling=ninfer.SamplingParams(temperature=0), logprobs=2)
+    want = plain.generate(chats(True)[:3], options)
+    with opened("mtp", width) as engine:
+        got = engine.generate(chats(True)[:3], options)
+    assert sum(agree(*pair) for pair in zip(got, want)) > 40
+
+
+def test_constrained_answers_are_valid(drafting) -> None:
+    pytest.importorskip("xgrammar")
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 6}, "age": {"type": "integer"}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    }
+    constraint = ninfer.OutputConstraint.json_schema(schema)
+    for temperature in (0.0, 1.5):
+        sampling = ninfer.SamplingParams(temperature=temperature, top_k=0, seed=2)
+        for result in drafting.generate(chats(False), constraint=constraint, sampling=sampling, max_tokens=100):
+            assert result.error is None
+            if result.finish_reason == "stop":
+                assert constraint.accepts(result.text)
+                assert isinstance(json.loads(result.text)["age"], int)
+
+
+def test_answers_have_the_ordinary_distribution(plain, drafting) -> None:
+    """The second to fourth tokens at a temperature that spreads them, over seeds."""
+    counts = []
+    for base, engine in ((0, plain), (10_000, drafting)):
+        handles = [
+            engine.submit(
+                chats(False)[3], block=True, max_tokens=4,
+                sampling=ninfer.SamplingParams(temperature=4.0, top_k=3, seed=base + i),
+            )
+            for i in range(48)
+        ]  # fmt: skip
+        found = Counter(handle.result().token_ids for handle in handles)
+        for i in range(48, 480):
+            sampling = ninfer.SamplingParams(temperature=4.0, top_k=3, seed=base + i)
+            found[engine.submit(chats(False)[3], max_tokens=4, sampling=sampling).result().token_ids] += 1
+        counts.append(found)
+    common = [key for key, n in (counts[0] + counts[1]).items() if n >= 12]
+    table = [[found[key] for key in common] + [480 - sum(found[key] for key in common) + 1] for found in counts]
+    assert len(common) > 1
+    assert chi2_contingency(table).pvalue > 1e-4

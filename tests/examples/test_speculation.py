@@ -1,0 +1,247 @@
+"""Speculation through the public engine: the shipped model with its own drafting module, side by side with ordinary
+decoding."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import jsonschema
+import pytest
+from scipy.stats import chi2_contingency
+
+import ninfer
+from ninfer import Chat, OutputConstraint, SamplingParams, SpecOptions, Tool
+from ninfer.models.qwen3_5.synthetic import synthetic_source
+
+TINY = Path(__file__).parents[2] / "examples" / "tiny"
+GREEDY = SamplingParams(temperature=0)
+
+
+def opened(spec: SpecOptions | str, **options) -> ninfer.Engine:
+    chosen = {"device": "cpu", "max_concurrency": 8, "max_context": 1024, "progress": False, "spec": spec} | options
+    return ninfer.Engine(TINY / "tiny.ninfer", **chosen)
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[ninfer.Engine]:
+    with opened("none") as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def drafting() -> Iterator[ninfer.Engine]:
+    with opened("mtp") as engine:
+        yield engine
+
+
+def conversations(tiny, count: int) -> list[Chat]:
+    """Held-out prompts of every kind the model was trained for."""
+    sets = tiny("corpus").corpus.held_out_sets(-(-count // 7))
+    items = [item for kind in zip(*sets.values()) for item in kind]
+    return [
+        Chat(item["messages"][:-1], tools=item.get("tools") or (), thinking=item["thinking"]) for item in items[:count]
+    ]
+
+
+@pytest.mark.parametrize("count", [36, pytest.param(500, marks=pytest.mark.full)])
+def test_greedy_answers_are_the_ordinary_ones(plain, drafting, tiny, count):
+    chats = conversations(tiny, count)
+    ordinary = plain.generate(chats, max_tokens=200, sampling=GREEDY)
+    drafted = drafting.generate(chats, max_tokens=200, sampling=GREEDY)
+    for one, other in zip(ordinary, drafted, strict=True):
+        assert other.error is None
+        assert other.token_ids == one.token_ids
+        assert (other.text, other.thinking, other.finish_reason) == (one.text, one.thinking, one.finish_reason)
+        assert [(c.name, c.arguments) for c in other.tool_calls] == [(c.name, c.arguments) for c in one.tool_calls]
+    rounds = sum(result.speculation.rounds for result in drafted)
+    kept = sum(result.speculation.accepted for result in drafted)
+    assert (rounds + kept) / rounds >= 2.5, "tokens of a round of 4 columns"
+
+
+@pytest.mark.parametrize("tokens", range(1, 8))
+def test_every_width(plain, tokens):
+    chat = Chat([{"role": "user", "content": "What is 17 + 25?"}], thinking=True)
+    with opened(SpecOptions("mtp", draft_tokens=tokens), max_concurrency=1) as engine:
+        result = engine.generate(chat, sampling=GREEDY, logprobs=1)
+    want = plain.generate(chat, sampling=GREEDY, logprobs=1)
+    assert result.token_ids == want.token_ids
+    assert [t.token_id for t in result.logprobs] == list(want.token_ids)
+    for one, other in zip(want.logprobs, result.logprobs):
+        assert other.logprob == pytest.approx(one.logprob, abs=1e-5)
+    spent = result.speculation
+    assert len(spent.accepted_per_position) == tokens
+    assert sum(spent.accepted_per_position) == spent.accepted <= spent.drafted <= tokens * spent.rounds
+    assert list(spent.accepted_per_position) == sorted(spent.accepted_per_position, reverse=True)
+
+
+@pytest.mark.parametrize("limit", range(1, 10))
+def test_output_ends_at_its_budget(plain, drafting, limit):
+    chat = Chat([{"role": "user", "content": "Tell me a story."}], thinking=True)
+    result = drafting.generate(chat, max_tokens=limit, sampling=GREEDY)
+    assert result.token_ids == plain.generate(chat, max_tokens=limit, sampling=GREEDY).token_ids
+    assert (len(result.token_ids), result.finish_reason, result.stop_reason) == (limit, "length", "max_tokens")
+
+
+@pytest.mark.parametrize("budget", range(12))
+def test_the_thinking_budget_holds_at_every_edge(plain, drafting, budget):
+    chat = Chat([{"role": "user", "content": "What is 17 + 25?"}], thinking=True)
+    options = {"thinking_budget": budget, "sampling": GREEDY, "max_tokens": 120}
+    result, want = drafting.generate(chat, **options), plain.generate(chat, **options)
+    assert result.token_ids == want.token_ids
+    assert result.thinking == want.thinking
+
+
+def test_stop_strings_end_inside_a_round(plain, drafting):
+    chat = Chat([{"role": "user", "content": "Tell me a story."}], thinking=True)
+    text = plain.generate(chat, sampling=GREEDY, max_tokens=100).text
+    assert len(text) > 33
+    for at in range(4, 30, 3):
+        stop = text[at : at + 3]
+        one, other = (e.generate(chat, sampling=GREEDY, max_tokens=100, stop=stop) for e in (plain, drafting))
+        assert (other.text, other.token_ids, other.stop_reason) == (one.text, one.token_ids, "stop_string")
+
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 6}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 3.0])
+def test_constrained_answers_are_valid(drafting, temperature):
+    """The draft module knows nothing of the constraint, so illegal drafts are common."""
+    constraint = OutputConstraint.json_schema(PERSON)
+    for thinking in (False, True):
+        chats = [Chat([{"role": "user", "content": f"Who is {n}?"}], thinking=thinking) for n in ("Ada", "Ben", "Cleo")]
+        sampling = SamplingParams(temperature=temperature, seed=5, top_k=0)
+        results = drafting.generate(chats, sampling=sampling, constraint=constraint, thinking_budget=20, max_tokens=120)
+        for result in results:
+            assert result.error is None
+            assert result.finish_reason == "stop"
+            jsonschema.Draft202012Validator(PERSON).validate(json.loads(result.text))
+            assert result.speculation.accepted < result.speculation.drafted
+
+
+def test_strict_tools_under_random_drafts():
+    tool = Tool(name="lookup", parameters=PERSON, strict=True)
+    chat = Chat([{"role": "user", "content": "Who is Ada?"}], tools=(tool,), thinking=True)
+    source = synthetic_source("tiny", "q8", components=("text", "mtp"))
+    with ninfer.Engine(source, device="cpu", max_context=1024, progress=False, spec="mtp") as engine:
+        for seed in range(4):
+            sampling = SamplingParams(temperature=40.0, seed=seed, top_k=0)
+            result = engine.generate(chat, sampling=sampling, tool_choice="required", thinking_budget=5, max_tokens=400)
+            assert result.finish_reason in ("tool_calls", "length")
+            for call in result.tool_calls:
+                jsonschema.Draft202012Validator(PERSON).validate(call.arguments)
+
+
+def outcomes(engine: ninfer.Engine, chat: Chat, seeds: range, sampling: dict, **options) -> Counter[str]:
+    handles = (engine.submit(chat, block=True, sampling=SamplingParams(seed=n, **sampling), **options) for n in seeds)
+    found, waiting = Counter(), []
+    for handle in handles:
+        waiting.append(handle)
+        if len(waiting) == 16:
+            found[waiting.pop(0).result().text] += 1
+    found.update(handle.result().text for handle in waiting)
+    return found
+
+
+CASES = {
+    "choice": {"constraint": OutputConstraint.choice(["garden", "garage", "kitchen", "office", "cellar"])},
+    "regex": {"constraint": OutputConstraint.regex("[ab]{2}[cd]")},
+    "free": {"max_tokens": 3},
+}
+
+
+@pytest.mark.parametrize(
+    ("count", "case", "sampling"),
+    [
+        (150, "regex", {"temperature": 2.0, "top_k": 20}),
+        (150, "free", {"temperature": 4.0, "top_k": 3}),
+        *(
+            pytest.param(3000, case, {"temperature": t, "top_k": k, **more}, marks=pytest.mark.full)
+            for case in CASES
+            for t in (1.5, 3.0)
+            for k, more in ((0, {}), (20, {"top_p": 0.9}), (64, {"presence_penalty": 0.5}))
+        ),
+    ],
+)
+def test_answers_have_the_ordinary_distribution(plain, drafting, count, case, sampling):
+    """Whole answers, counted over seeds; the two engines get different ones."""
+    chat = Chat(
+        [{"role": "user", "content": "Ada is in the garden. Ben is in the kitchen. Where is Ada?"}], thinking=False
+    )
+    one = outcomes(plain, chat, range(count), sampling, **CASES[case])
+    other = outcomes(drafting, chat, range(count, 2 * count), sampling, **CASES[case])
+    common = [text for text, n in (one + other).items() if n >= 10]
+    table = [[counts[text] for text in common] for counts in (one, other)]
+    rare = [count - sum(row) for row in table]
+    if sum(rare) >= 10:
+        table = [[*row, rest] for row, rest in zip(table, rare)]
+    assert len(table[0]) > 1, "the case decides nothing"
+    assert chi2_contingency(table).pvalue > 1e-4
+
+
+def test_rows_that_are_cancelled_leave_the_others_alone(plain, drafting, tiny):
+    chats = conversations(tiny, 8)
+    want = plain.generate(chats, max_tokens=60, sampling=GREEDY)
+    handles = [drafting.submit(chat, max_tokens=60, sampling=GREEDY) for chat in chats]
+    for handle in handles[::3]:
+        next(iter(handle.text_deltas()), None)
+        handle.cancel()
+    for i, handle in enumerate(handles):
+        result = handle.result()
+        if i % 3:
+            assert result.token_ids == want[i].token_ids
+        else:
+            assert result.token_ids == want[i].token_ids[: len(result.token_ids)]
+    assert drafting.stats().active == 0
+
+
+def test_a_model_without_the_module_is_refused():
+    with pytest.raises(ninfer.InvalidRequest, match="mtp") as caught:
+        ninfer.Engine(synthetic_source("tiny", "q8"), device="cpu", spec="mtp", progress=False)
+    assert caught.value.field == "spec.backend"
+
+
+@pytest.mark.parametrize("value", ["eagle", 3, None, True])
+def test_bad_backends(value):
+    with pytest.raises(ninfer.InvalidRequest):
+        ninfer.EngineOptions(spec=value)
+
+
+@pytest.mark.parametrize("value", [0, 8, True, 2.0, "3"])
+def test_bad_widths(value):
+    with pytest.raises(ninfer.InvalidRequest, match="draft_tokens"):
+        SpecOptions("mtp", draft_tokens=value)
+
+
+def test_a_resumed_conversation_drafts_as_a_cold_one(drafting):
+    """What is kept of a finished answer includes the drafting module's history: the same drafts are kept afterwards."""
+    first = [{"role": "user", "content": "Tell me a story."}]
+    told = drafting.generate(Chat(first, thinking=False), max_tokens=80, sampling=GREEDY, session="tale")
+    for text in ("And what is 17 + 25?", "Tell me more about it, please.", "Where is Ada?"):
+        chat = Chat([*first, told.message, {"role": "user", "content": text}], thinking=False)
+        options = {"max_tokens": 60, "sampling": GREEDY}
+        cold = drafting.generate(chat, cache="disabled", **options)
+        warm = drafting.generate(chat, session="tale", update_session=False, **options)
+        again = drafting.generate(chat, session="tale", update_session=False, **options)
+        assert cold.usage.cached_tokens == 0 < warm.usage.cached_tokens <= again.usage.cached_tokens
+        for result in (warm, again):
+            assert result.token_ids == cold.token_ids
+            assert result.speculation == cold.speculation
+
+
+def test_the_same_prompt_again_drafts_as_before(drafting):
+    chat = Chat([{"role": "user", "content": "What is 31 + 12? Think about it."}], thinking=True)
+    options = {"max_tokens": 100, "sampling": GREEDY}
+    cold = drafting.generate(chat, cache="disabled", **options)
+    results = [drafting.generate(chat, **options) for _ in range(3)]
+    assert results[-1].usage.cached_tokens > 0
+    for result in results:
+        assert (result.token_ids, result.speculation) == (cold.token_ids, cold.speculation)
