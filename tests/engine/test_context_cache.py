@@ -1,4 +1,4 @@
-"""The context cache end to end, on the small trained model: what is reused, and that nobody can tell from the answer."""
+"""The context cache end to end, on the small trained model: what is reused, and that no answer shows it."""
 
 from __future__ import annotations
 

@@ -75,6 +75,7 @@ class Session:
         ]
         self._ladders: dict[Handle, tuple[OwnerLevel, ...]] = {}
         self._stances: dict[tuple[Handle, int], tuple[Mapping[PoolKind, Stance], Stance]] = {}
+        self._from_nothing: dict[Handle, Mapping[int, tuple[RecoveryRecipe, ...]]] = {}
         self._axes: tuple[Mapping[PoolKind, Axis], Axis] | None = None
 
     def victims(self, candidate: int) -> tuple[Handle, ...]:
@@ -218,9 +219,19 @@ class Session:
         absent = {kind: _gone(axis, by_pool[kind]) for kind, axis in pools.items()}
         off = _gone(states, images)
         for owner, number in degraded:
-            ways = self._ways(owner, self._levels(owner)[number].kept, absent, off)
-            recipes.update({CheckpointRef(owner, i): found for i, found in ways.items()})
+            kept = self._levels(owner)[number].kept
+            ways = self._ways(owner, kept, absent, off) if kept else self._way_from_nothing(owner)
+            for i, found in ways.items():
+                recipes[CheckpointRef(owner, i)] = found
         return recipes
+
+    def _way_from_nothing(self, owner: Handle) -> Mapping[int, tuple[RecoveryRecipe, ...]]:
+        found = self._from_nothing.get(owner)
+        if found is None:
+            points = self._store.histories.get(owner).checkpoints
+            found = {i: (RecoveryRecipe((), self._store.span(0, c.frontier)),) for i, c in points.items()}
+            self._from_nothing[owner] = found
+        return found
 
     def _ways(
         self, owner: Handle, kept: frozenset[int], absent: Mapping[PoolKind, Flags], off: Flags
