@@ -165,7 +165,7 @@ class CudaOps:
         if shares_keys:  # the warps' sums take the place of queries, keys and values
             shared = max(32 * width + (1 if kv.k.dtype == "bf16" else 2) * page, 4 * 64 * width)
         else:
-            shared = 128 * width + page
+            shared = (128 if kv.k.dtype == "bf16" else 256) * width + page  # int8 pages become a tile of bf16
         grid = (tiles, shape.hk * splits, rows.B)
         symbol = f"attention_{'keys' if shares_keys else 'rows'}_{width}"
         self._launch(f"attention_{kv.k.dtype}", symbol, grid, 128, words, shared)

@@ -138,6 +138,7 @@ def test_metrics_settle_every_request(serve):
     with httpx2.stream("POST", f"{server.url}{CHAT}", json=body(
         stream=True, **ENDLESS)) as answer:  # fmt: skip
         received = answer.iter_lines()
+        assert sample(server, "ninfer_requests_running") == 1
         while '"content":""' in (line := next(received)) or not line:
             pass
     assert until(lambda: outcomes()["cancelled"] == 1)

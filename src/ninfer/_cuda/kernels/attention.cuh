@@ -86,14 +86,25 @@ template <int HD, int KEYS, class Plane> DEVICE void weigh(float (&sums)[HD / 8]
     }
 }
 
+template <bool FIRST, class A, class B> struct Either {
+    using Type = A;
+};
+template <class A, class B> struct Either<false, A, B> {
+    using Type = B;
+};
+
 // The query rows of one key head are (column, head) pairs. With KEYS = PAGE a warp takes 16 of them and all keys of a page;
 // with KEYS = 16 the warps of a block share out a page's keys for the same 16 rows and merge what they have at the end.
 // blocks: (row tiles, key heads * splits, B); a split takes a run of pages. The last tiles, which see most, go first.
+// int8 pages that every warp reads whole are widened once, into a tile of bf16, first keys, then values.
 template <int HD, int KEYS, class Plane> DEVICE void attention(const Attention& a) {
     DYNAMIC_SHARED(shared);
     after_predecessors();
     constexpr int M = KEYS == PAGE ? 16 * WARPS : 16, STAGES = KEYS == PAGE ? 1 : Plane::STAGES;
+    constexpr bool WIDENS = Plane::SCALES && KEYS == PAGE;
+    using Operand = typename Either<WIDENS, Bf16Plane<HD>, Plane>::Type;
     u8 *const queries = shared, *const stages = queries + M * 2 * HD;  // [STAGES]: keys, values
+    u8* const wide = stages + 2 * STAGES * Plane::BYTES;
     const int warp = thread() / 32, lane = thread() % 32, hd = (int)a.hd, W = (int)a.W, groups = (hd + SCALED - 1) / SCALED;
     const int b = block_z(), head = block_y() / (int)a.splits, split = block_y() % (int)a.splits, ratio = (int)(a.hq / a.hk);
     const int tile = grid_x() - 1 - block_x(), first = tile * M, rows = W * ratio;
@@ -102,6 +113,11 @@ template <int HD, int KEYS, class Plane> DEVICE void attention(const Attention& 
     const int end = last < first ? 0 : start + last / ratio + 1;                // ordinals that any row here sees
     const int pages = (end + PAGE - 1) / PAGE, run = (pages + (int)a.splits - 1) / (int)a.splits;
     const int page_begin = split * run, page_end = minimum(pages, page_begin + run);
+    const i64 unit = ((i64)(b * (int)a.hk + head) * ((rows + 15) / 16) + tile) * a.splits + split;
+    if (KEYS < PAGE && a.splits > 1 && page_begin >= page_end) {  // nothing to add
+        if (thread() < 16) a.partial[(unit * 16 + thread()) * (hd + 2) + hd] = -INFINITY;
+        return;
+    }
 
     auto load = [&](const void* plane, const u16* scales, u8* to, int page) {
         if (page < page_end) {
@@ -122,7 +138,7 @@ template <int HD, int KEYS, class Plane> DEVICE void attention(const Attention& 
             const i64 token = (i64)b * W + row / ratio;
             v = load8(a.q + (token * a.hq + head * ratio + row % ratio) * hd, d, hd, hd % 8 == 0);
         }
-        Plane::put_query(queries, i / (HD / 8), d / 8, v);
+        Operand::put_query(queries, i / (HD / 8), d / 8, v);
     }
 
     const int own = KEYS == PAGE ? 16 * warp : 0, key_begin = KEYS == PAGE ? 0 : 16 * warp;
@@ -136,10 +152,17 @@ template <int HD, int KEYS, class Plane> DEVICE void attention(const Attention& 
         u8 *const keys = keys_of(page), *const values = keys + Plane::BYTES;
         copies_wait<2 * STAGES - 1>();
         sync();
+        if constexpr (WIDENS) {
+            Plane::widen_page(wide, keys, groups);
+            sync();
+            load(a.keys, a.key_scales, keys, page + STAGES);
+        }
         float s[KEYS / 8][4] = {};
-        score<HD, KEYS, Plane>(s, queries, own, keys, key_begin, groups, here(lane));
-        sync();
-        load(a.keys, a.key_scales, keys, page + STAGES);
+        score<HD, KEYS, Operand>(s, queries, own, WIDENS ? wide : keys, key_begin, groups, here(lane));
+        if constexpr (!WIDENS) {
+            sync();
+            load(a.keys, a.key_scales, keys, page + STAGES);
+        }
 
         if (page * PAGE + key_begin + KEYS - 1 > start + first / ratio)  // some row here may not see some key
 #pragma unroll
@@ -172,9 +195,16 @@ template <int HD, int KEYS, class Plane> DEVICE void attention(const Attention& 
 
         copies_wait<2 * STAGES - 1>();
         sync();
-        weigh<HD, KEYS, Plane>(sums, s, values, key_begin, groups, here(lane));
-        sync();
-        load(a.values, a.value_scales, values, page + STAGES);
+        if constexpr (WIDENS) {
+            Plane::widen_page(wide, values, groups);
+            sync();
+            load(a.values, a.value_scales, values, page + STAGES);
+        }
+        weigh<HD, KEYS, Operand>(sums, s, WIDENS ? wide : values, key_begin, groups, here(lane));
+        if constexpr (!WIDENS) {
+            sync();
+            load(a.values, a.value_scales, values, page + STAGES);
+        }
     }
     copies_wait<0>();
 #pragma unroll
@@ -199,7 +229,7 @@ template <int HD, int KEYS, class Plane> DEVICE void attention(const Attention& 
                 for (int n = 0; n < HD / 8; ++n)
 #pragma unroll
                     for (int j = 0; j < 2; ++j) {
-                        const int d = Plane::feature(n, lane % 4 * 2 + j);
+                        const int d = Operand::feature(n, lane % 4 * 2 + j);
                         if (d < hd) store(row, d, sums[n][2 * i + j] * inverse);
                     }
         }
@@ -221,10 +251,9 @@ template <int HD, int KEYS, class Plane> DEVICE void attention(const Attention& 
 #pragma unroll
             for (int n = 0; n < HD / 8; ++n)
 #pragma unroll
-                for (int j = 0; j < 2; ++j) room[(warp * 16 + row) * HD + Plane::feature(n, lane % 4 * 2 + j)] = sums[n][2 * i + j] * factor;
+                for (int j = 0; j < 2; ++j) room[(warp * 16 + row) * HD + Operand::feature(n, lane % 4 * 2 + j)] = sums[n][2 * i + j] * factor;
         }
         sync();
-        const i64 unit = ((i64)(b * (int)a.hk + head) * ((rows + 15) / 16) + tile) * a.splits + split;
         for (int i = thread(); i < 16 * hd; i += threads()) {
             const int row = i / hd, d = i % hd;
             if (first + row >= rows) break;

@@ -14,6 +14,12 @@ struct alignas(8) Float2 {
     float x, y;
 };
 
+DEVICE void load4(float (&x)[4], const float* p) {
+    const Word4 v = *(const Word4*)p;
+    x[0] = from_bits(v.x), x[1] = from_bits(v.y), x[2] = from_bits(v.z), x[3] = from_bits(v.w);
+}
+DEVICE void store4(float* p, const float (&x)[4]) { *(Word4*)p = {bits(x[0]), bits(x[1]), bits(x[2]), bits(x[3])}; }
+
 DEVICE float low(u32 pair) { return from_bits(pair << 16); }
 DEVICE float high(u32 pair) { return from_bits(pair & 0xFFFF0000u); }
 DEVICE float from_bf16(u16 v) { return from_bits((u32)v << 16); }

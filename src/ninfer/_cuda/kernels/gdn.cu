@@ -1,59 +1,85 @@
 // Gated DeltaNet of a few columns, and the fold of recorded ones.
 //
-// A block holds a head's state in registers while tokens pass by: every lane four columns, every warp some of the rows.
+// A block holds a head's state in shared memory while tokens pass by: every lane four columns, every warp some of the rows,
+// so a thread touches nothing but its own. What is executed once must also be fetched once, so code is kept short.
 #include "gdn.cuh"
 
 constexpr int WARPS = 8, ROWS = DK / WARPS, WIDE = 128;
 
-// A thread's part of a state: rows ROWS * warp and on, four columns from 4 * lane. VECTORS: rows are whole quads. What is
-// executed once must also be fetched once, so code is kept short: no second path, few loops unrolled.
-template <bool VECTORS> struct Part {
-    float s[ROWS][4];
-
-    DEVICE void load(const float* state, int dk, int dv, int warp, int lane) {
-        const float* from = state + (i64)warp * ROWS * dv + 4 * lane;
+// Four columns of a row from `column`; VECTORS: rows are whole quads.
+template <bool VECTORS> DEVICE void load_quad(float (&x)[4], const float* row, int column, int dv) {
+    if constexpr (VECTORS) {
+        load4(x, row + column);
+    } else {
 #pragma unroll
-        for (int r = 0; r < ROWS; ++r, from += dv) {
-            const bool inside = state && warp * ROWS + r < dk;
-            if constexpr (VECTORS) {
-                const Word4 x = inside && 4 * lane < dv ? *(const Word4*)from : Word4{0, 0, 0, 0};
-                s[r][0] = from_bits(x.x), s[r][1] = from_bits(x.y), s[r][2] = from_bits(x.z), s[r][3] = from_bits(x.w);
-            } else {
-                for (int c = 0; c < 4; ++c) s[r][c] = inside && 4 * lane + c < dv ? from[c] : 0.0f;
+        for (int c = 0; c < 4; ++c) x[c] = column + c < dv ? row[column + c] : 0.0f;
+    }
+}
+
+template <bool VECTORS> DEVICE void store_quad(float* row, const float (&x)[4], int column, int dv) {
+    if constexpr (VECTORS) {
+        store4(row + column, x);
+    } else {
+#pragma unroll
+        for (int c = 0; c < 4; ++c)
+            if (column + c < dv) row[column + c] = x[c];
+    }
+}
+
+// A state [DK][WIDE] in shared memory, as one thread sees it.
+template <bool VECTORS> struct State {
+    float* own;  // of its first row
+    int first, column, rows;
+
+    DEVICE State(float* room, int dk, int dv, int warp, int lane) : own(room + warp * ROWS * WIDE + 4 * lane), first(warp * ROWS), column(4 * lane) {
+        rows = column < dv ? maximum(0, minimum(ROWS, dk - first)) : 0;
+    }
+
+    // From global memory, on its way until copies_wait<0>; zeros without any.
+    DEVICE void load(const float* state, int dv) {
+#pragma unroll 4
+        for (int r = 0; r < ROWS; ++r) {
+            const float* row = state + (i64)(first + r) * dv;
+            float* to = own + r * WIDE;
+            if (VECTORS && state && r < rows) copy16(to, row + column, 16);
+            else {
+                float x[4] = {0, 0, 0, 0};
+                if (state && r < rows) load_quad<VECTORS>(x, row, column, dv);
+                store4(to, x);
             }
         }
+        copies_commit();
     }
 
-    DEVICE void store(float* state, int dk, int dv, int warp, int lane) const {
-        float* to = state + (i64)warp * ROWS * dv + 4 * lane;
+    // Its part of s^T k into parts [WARPS][WIDE].
+    DEVICE void read(float* parts, const float* k) const {
+        float sum[4] = {0, 0, 0, 0};
+#pragma unroll 8
+        for (int r = 0; r < ROWS; ++r) {
+            float x[4];
+            load4(x, own + r * WIDE);
 #pragma unroll
-        for (int r = 0; r < ROWS; ++r, to += dv) {
-            if (warp * ROWS + r >= dk) continue;
-            if constexpr (VECTORS) {
-                if (4 * lane < dv) *(Word4*)to = {bits(s[r][0]), bits(s[r][1]), bits(s[r][2]), bits(s[r][3])};
-            } else {
-                for (int c = 0; c < 4; ++c)
-                    if (4 * lane + c < dv) to[c] = s[r][c];
-            }
+            for (int c = 0; c < 4; ++c) sum[c] += x[c] * k[first + r];
         }
+        store4(parts + first / ROWS * WIDE + column, sum);
     }
 
-    // s <- decay * s + k d^T, k [DK].
-    DEVICE void add(float decay, const float* k, const float (&d)[4], int warp) {
+    // s <- decay * s + k d^T, also to global memory where there is any; its part of s^T q into parts.
+    DEVICE void advance(float decay, const float* k, const float (&d)[4], const float* q, float* parts, float* state, int dv) const {
+        float sum[4] = {0, 0, 0, 0};
+#pragma unroll 8
+        for (int r = 0; r < ROWS; ++r) {
+            float x[4];
+            load4(x, own + r * WIDE);
 #pragma unroll
-        for (int r = 0; r < ROWS; ++r)
-#pragma unroll
-            for (int c = 0; c < 4; ++c) s[r][c] = s[r][c] * decay + k[warp * ROWS + r] * d[c];
-    }
-
-    // Its part of s^T x into parts [WARPS][WIDE].
-    DEVICE void read(float* parts, const float* x, int warp, int lane) const {
-        float sum[4] = {};
-#pragma unroll
-        for (int r = 0; r < ROWS; ++r)
-#pragma unroll
-            for (int c = 0; c < 4; ++c) sum[c] += s[r][c] * x[warp * ROWS + r];
-        *(Word4*)(parts + warp * WIDE + 4 * lane) = {bits(sum[0]), bits(sum[1]), bits(sum[2]), bits(sum[3])};
+            for (int c = 0; c < 4; ++c) {
+                x[c] = x[c] * decay + k[first + r] * d[c];
+                sum[c] += x[c] * q[first + r];
+            }
+            if (!state) store4(own + r * WIDE, x);
+            else if (r < rows) store_quad<VECTORS>(state + (i64)(first + r) * dv, x, column, dv);
+        }
+        store4(parts + first / ROWS * WIDE + column, sum);
     }
 };
 
@@ -62,10 +88,57 @@ DEVICE void sum_parts(float (&sum)[4], const float* parts, int lane) {
     sum[0] = sum[1] = sum[2] = sum[3] = 0;
 #pragma unroll
     for (int w = 0; w < WARPS; ++w) {
-        const Word4 x = *(const Word4*)(parts + w * WIDE + 4 * lane);
-        sum[0] += from_bits(x.x), sum[1] += from_bits(x.y), sum[2] += from_bits(x.z), sum[3] += from_bits(x.w);
+        float x[4];
+        load4(x, parts + w * WIDE + 4 * lane);
+        sum[0] += x[0], sum[1] += x[1], sum[2] += x[2], sum[3] += x[3];
     }
 }
+
+// Channel c of a head's q, k and v: 2 DK, then dv. kind: the part, or -1 beyond; own: where in it. Keys narrower than DK
+// are padded by channels that are not real.
+struct Channel {
+    int kind, own, channel;
+    bool real;
+    const u16* columns;  // its inputs, every n
+    i64 n;
+    float w[TAPS];
+    u16 x[TAPS];  // the inputs of the current column, oldest first
+
+    DEVICE void load_weights(const Gdn& a, int head, int c) {
+        kind = c < DK ? 0 : c < 2 * DK ? 1 : c < 2 * DK + a.dv ? 2 : -1;
+        own = kind == 2 ? c - 2 * DK : c % DK;
+        real = kind == 2 || kind >= 0 && own < a.dk;
+        channel = kind == 2 ? head * (int)a.dv + own : head / (int)(a.nv / a.nk) * (int)a.dk + own;
+#pragma unroll
+        for (int j = 0; j < TAPS; ++j) {
+            const int tap = j - TAPS + (int)a.taps;
+            w[j] = real && tap >= 0 ? from_bf16(part_weights(a, kind)[tap * channels_of(a) + channel]) : 0.0f;
+        }
+    }
+
+    DEVICE void load_inputs(const Gdn& a, int b) {
+        const Inputs inputs(a, b, maximum(kind, 0));
+        columns = inputs.columns + channel, n = inputs.n;
+#pragma unroll
+        for (int j = 0; j < TAPS; ++j) {
+            const int t = j - TAPS + 1;
+            x[j] = real && t > -(int)a.taps ? inputs.at(t, channel) : (u16)0;
+        }
+    }
+
+    DEVICE void advance(int t) {
+#pragma unroll
+        for (int j = 0; j < TAPS - 1; ++j) x[j] = x[j + 1];
+        x[TAPS - 1] = real ? columns[t * n] : (u16)0;
+    }
+
+    DEVICE float convolved() const {
+        float sum = 0;
+#pragma unroll
+        for (int j = 0; j < TAPS; ++j) sum += w[j] * from_bf16(x[j]);
+        return silu(sum);
+    }
+};
 
 // -- a few columns: everything in one launch, blocks (value heads, B) of 256 threads
 
@@ -74,75 +147,51 @@ template <bool VECTORS> DEVICE void few(const Gdn& a) {
     DYNAMIC_SHARED(shared);
     __shared__ int last;
     const int head = block_x(), b = block_y(), ratio = (int)(a.nv / a.nk), key = head / ratio, warp = thread() / 32, lane = thread() % 32;
-    const int W = (int)a.W, dk = (int)a.dk, dv = (int)a.dv, taps = (int)a.taps, each = 2 * DK + dv;
+    const int W = (int)a.W, dk = (int)a.dk, dv = (int)a.dv;
     const i64 channels = channels_of(a), keys = a.nk * a.dk;
-    float *errors = (float*)shared, *outputs = errors + WARPS * WIDE, *q = outputs + WARPS * WIDE, *k = q + W * DK;
+    float *room = (float*)shared, *errors = room + DK * WIDE, *outputs = errors + WARPS * WIDE, *q = outputs + WARPS * WIDE, *k = q + W * DK;
     float *v = k + W * DK, *o = v + W * dv, *gated = o + W * dv, *gates = gated + W * dv;  // gates [W][2]
     const float rate = expf(a.a_log[head]), bias = a.dt_bias[head];
 
-    // channel c of this head: q, k, v one after another
-    auto part_of = [&](int c) { return c < DK ? 0 : c < 2 * DK ? 1 : 2; };
-    auto channel_of = [&](int c) { return c < 2 * DK ? key * dk + c % DK : head * dv + c - 2 * DK; };
-    auto inside = [&](int c) { return c < each && (c >= 2 * DK || c % DK < dk); };
-    auto load_weights = [&](float (&w)[TAPS], int c) {
+    // A thread convolves two channels of this head's q, k, v, one after another.
+    Channel mine[2];
 #pragma unroll
-        for (int j = 0; j < TAPS; ++j) {
-            const int tap = j - TAPS + taps;
-            w[j] = tap >= 0 && inside(c) ? from_bf16(a.convolution[tap * channels + part_of(c) * keys + channel_of(c)]) : 0.0f;
-        }
-    };
-    float w[TAPS];
-    load_weights(w, thread());
+    for (int i = 0; i < 2; ++i) mine[i].load_weights(a, head, thread() + i * threads());
     after_predecessors();
     const int width = a.width[b];
     const i64 read = a.read[b], write = a.write[b], token = (i64)b * W;
     const bool fresh = a.start[b] == 0, leads = head % ratio == 0;
     if (width <= 0) return;
 
-    // the first columns' state is on its way while the convolution runs
-    Part<VECTORS> part;
-    part.load(fresh ? nullptr : state_of(a, read, head), dk, dv, warp, lane);
-#pragma unroll 1
-    for (int i = thread(); i < width * dv; i += threads()) gated[i] = from_bf16(a.norm[i % dv]) * silu(from_bf16(a.z[((token + i / dv) * a.nv + head) * dv + i % dv]));
-#pragma unroll 1
-    for (int t = thread(); t < width; t += threads()) {
-        const float x = from_bf16(a.gate_a[(token + t) * a.nv + head]) + bias, g = -rate * (x > 20.0f ? x : log1pf(expf(x)));
-        gates[2 * t] = expf(g);
-        gates[2 * t + 1] = sigmoid(from_bf16(a.gate_b[(token + t) * a.nv + head]));
-        if (a.record_g) a.record_g[(token + t) * a.nv + head] = g;
-    }
-
-    u16 recent[TAPS] = {};  // of the thread's first channel: what comes before the next column
-#pragma unroll 1
-    for (int c = thread(); c < each; c += threads()) {
-        const int kind = part_of(c), own = c < 2 * DK ? c % DK : c - 2 * DK;
-        float* row = kind == 0 ? q + own : kind == 1 ? k + own : v + own;
-        const int stride = kind == 2 ? dv : DK;
-        if (c >= threads()) load_weights(w, c);
-        const Inputs inputs(a, b, kind);
-        const bool real = inside(c);
-        u16 x[TAPS];
+    // The few bytes that everything waits for first, then the state, on its way while the convolution runs.
 #pragma unroll
-        for (int j = 0; j < TAPS - 1; ++j) {
-            const int t = j - TAPS + 1;
-            x[j + 1] = real && t >= 1 - taps ? inputs.at(t, channel_of(c)) : (u16)0;
-        }
+    for (int i = 0; i < 2; ++i) mine[i].load_inputs(a, b);
+    const int own = minimum(thread(), width - 1);
+    const u16 gate_a = a.gate_a[(token + own) * a.nv + head], gate_b = a.gate_b[(token + own) * a.nv + head];
+    State<VECTORS> state(room, dk, dv, warp, lane);
+    state.load(fresh ? nullptr : state_of(a, read, head), dv);
+    if (thread() < width) {
+        const float x = from_bf16(gate_a) + bias, g = -rate * (x > 20.0f ? x : log1pf(expf(x)));
+        gates[2 * own] = expf(g);
+        gates[2 * own + 1] = sigmoid(from_bf16(gate_b));
+        if (a.record_g) a.record_g[(token + own) * a.nv + head] = g;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        Channel& c = mine[i];
+        if (c.kind < 0) continue;
+        float* row = c.kind == 0 ? q + c.own : c.kind == 1 ? k + c.own : v + c.own;
+        const int stride = c.kind == 2 ? dv : DK;
 #pragma unroll 1
         for (int t = 0; t < width; ++t) {
-#pragma unroll
-            for (int j = 0; j < TAPS - 1; ++j) x[j] = x[j + 1];
-            x[TAPS - 1] = real ? inputs.at(t, channel_of(c)) : (u16)0;
-            float sum = 0;
-#pragma unroll
-            for (int j = 0; j < TAPS; ++j) sum += w[j] * from_bf16(x[j]);
-            row[t * stride] = silu(sum);
-            if (a.record_c && real && (kind == 2 || leads)) a.record_c[(token + t) * channels + kind * keys + channel_of(c)] = x[TAPS - 1];
+            if (t) c.advance(t);
+            row[t * stride] = c.convolved();
+            if (a.record_c && c.real && (c.kind == 2 || leads)) a.record_c[(token + t) * channels + c.kind * keys + c.channel] = c.x[TAPS - 1];
         }
-        if (kind == 2 && !a.record_k) put_tail(a, write, kind, channel_of(c), x);
-        if (c < threads())
-#pragma unroll
-            for (int j = 0; j < TAPS; ++j) recent[j] = x[j];
+        if (c.kind == 2 && !a.record_k) put_tail(a, write, c.kind, c.channel, c.x);
     }
+#pragma unroll 1
+    for (int i = thread(); i < width * dv; i += threads()) gated[i] = from_bf16(a.norm[i % dv]) * silu(from_bf16(a.z[((token + i / dv) * a.nv + head) * dv + i % dv]));
     sync();
 #pragma unroll 1
     for (int i = warp; i < 2 * width; i += threads() / 32) {
@@ -157,13 +206,14 @@ template <bool VECTORS> DEVICE void few(const Gdn& a) {
     }
     int ticket = 0;  // how many value heads of this key head had read its channels before
     if (!a.record_k && thread() == 0) ticket = atomic_add(a.tickets + b * a.nk + key, 1);
+    copies_wait<0>();
     sync();
 
 #pragma unroll 1
     for (int t = 0; t < width; ++t) {
         float d[4], out[4];
         const float decay = gates[2 * t], beta = gates[2 * t + 1];
-        part.read(errors, k + t * DK, warp, lane);
+        state.read(errors, k + t * DK);
         sync();
         sum_parts(d, errors, lane);
 #pragma unroll
@@ -172,15 +222,13 @@ template <bool VECTORS> DEVICE void few(const Gdn& a) {
             d[c] = beta * ((column < dv ? v[t * dv + column] : 0.0f) - decay * d[c]);
             if (a.record_d && warp == 0 && column < dv) a.record_d[((token + t) * a.nv + head) * dv + column] = d[c];
         }
-        part.add(decay, k + t * DK, d, warp);
-        part.read(outputs, q + t * DK, warp, lane);
+        state.advance(decay, k + t * DK, d, q + t * DK, outputs, t + 1 < width || a.record_k ? nullptr : state_of(a, write, head), dv);
         sync();
         if (warp != t % WARPS) continue;
         sum_parts(out, outputs, lane);
         for (int c = 0; c < 4; ++c)
             if (4 * lane + c < dv) o[t * dv + 4 * lane + c] = out[c];
     }
-    if (!a.record_k) part.store(state_of(a, write, head), dk, dv, warp, lane);
     if (thread() == 0) last = ticket == ratio - 1;
     sync();
 #pragma unroll 1
@@ -191,7 +239,7 @@ template <bool VECTORS> DEVICE void few(const Gdn& a) {
         for (int i = lane; i < dv; i += 32) a.out[((token + t) * a.nv + head) * dv + i] = to_bf16(o[t * dv + i] * inverse * gated[t * dv + i]);
     }
     if (a.record_k || !last) return;
-    if (thread() < 2 * DK && inside(thread())) put_tail(a, write, part_of(thread()), channel_of(thread()), recent);
+    if (mine[0].kind < 2 && mine[0].real) put_tail(a, write, mine[0].kind, mine[0].channel, mine[0].x);
     if (thread() == 0) a.tickets[b * a.nk + key] = 0;
 }
 
@@ -219,16 +267,33 @@ template <bool VECTORS> DEVICE void fold(const Gdn& a) {
 #pragma unroll 1
     for (int i = thread(); i < count * dv; i += threads()) d[i] = a.record_d[((token + i / dv) * a.nv + head) * dv + i % dv];
     sync();
-    Part<VECTORS> part;
-    part.load(fresh ? nullptr : state_of(a, a.read[b], head), dk, dv, warp, lane);
-#pragma unroll 1
-    for (int t = 0; t < count; ++t) {
-        float x[4];
+    const float* from = state_of(a, a.read[b], head);
+    float* to = state_of(a, a.write[b], head);
+    const int column = 4 * lane, rows = column < dv ? minimum(ROWS, dk - warp * ROWS) : 0;
+    constexpr int TOGETHER = 8;  // rows whose loads are on their way at once
+    for (int first = 0; first < rows; first += TOGETHER) {
+        const int row = warp * ROWS + first;
+        float x[TOGETHER][4] = {};
+        if (!fresh)
 #pragma unroll
-        for (int c = 0; c < 4; ++c) x[c] = 4 * lane + c < dv ? left[t] * d[t * dv + 4 * lane + c] : 0.0f;
-        part.add(t ? 1.0f : left[count], k + t * DK, x, warp);
+            for (int r = 0; r < TOGETHER; ++r)
+                if (first + r < rows) load_quad<VECTORS>(x[r], from + (i64)(row + r) * dv, column, dv);
+#pragma unroll
+        for (int r = 0; r < TOGETHER; ++r)
+#pragma unroll
+            for (int c = 0; c < 4; ++c) x[r][c] *= left[count];
+#pragma unroll 1
+        for (int t = 0; t < count; ++t)
+#pragma unroll
+            for (int c = 0; c < 4; ++c) {
+                const float y = column + c < dv ? left[t] * d[t * dv + column + c] : 0.0f;
+#pragma unroll
+                for (int r = 0; r < TOGETHER; ++r) x[r][c] += k[t * DK + row + r] * y;
+            }
+#pragma unroll
+        for (int r = 0; r < TOGETHER; ++r)
+            if (first + r < rows) store_quad<VECTORS>(to + (i64)(row + r) * dv, x[r], column, dv);
     }
-    part.store(state_of(a, a.write[b], head), dk, dv, warp, lane);
     // the tail: the block of a key head's first value head takes its channels too
     const bool leads = head % (a.nv / a.nk) == 0;
     const int taps = (int)a.taps - 1;
@@ -246,7 +311,7 @@ template <bool VECTORS> DEVICE void fold(const Gdn& a) {
 }
 
 
-KERNEL(gdn_few, Gdn, 256, 2) { few<true>(a); }
-KERNEL(gdn_few_odd, Gdn, 256, 2) { few<false>(a); }
+KERNEL(gdn_few, Gdn, 256, 3) { few<true>(a); }
+KERNEL(gdn_few_odd, Gdn, 256, 3) { few<false>(a); }
 KERNEL(gdn_fold, Gdn, 256, 2) { fold<true>(a); }
 KERNEL(gdn_fold_odd, Gdn, 256, 2) { fold<false>(a); }

@@ -30,55 +30,64 @@ DEVICE u8* chunk_head(const Gdn& a, int b, int chunk, int head) {
 // Where a slice keeps a value: rows that are stored together meet different banks.
 DEVICE int value_at(int row, int column) { return row * SLICE + (column ^ (row & 3) * 8); }
 
-DEVICE void load4(float (&x)[4], const float* p) {
-    const Word4 v = *(const Word4*)p;
-    x[0] = from_bits(v.x), x[1] = from_bits(v.y), x[2] = from_bits(v.z), x[3] = from_bits(v.w);
-}
-
 // -- all chunks at once; blocks (key heads, chunks, B), eight warps
 
 constexpr int SPAN = 8 + TAPS - 1;  // inputs of eight columns
 
-// The inputs of columns first .. first + 7 and of those before; zeros from column `end` on.
-DEVICE void fetch(u16 (&x)[SPAN], const Gdn& a, const Inputs& inputs, int first, int end, int channel) {
-    const u16* from = inputs.columns + (i64)(first - (TAPS - 1)) * inputs.n + channel;
-    if (first >= TAPS - 1 && first + 8 <= end) {
+// 32 channels of a key head's convolution: of q, of k, or of v of one of its value heads; a lane's channel is its own.
+struct Channels {
+    int part, head, size, d, channel;  // which part and head of it; its features; the lane's feature, and in its part
+
+    DEVICE Channels(const Gdn& a, int key, int n, int lane) {
+        constexpr int RUNS = DK / SLICE;
+        const int ratio = (int)(a.nv / a.nk), runs = (int)(a.dv + SLICE - 1) / SLICE;
+        part = n < RUNS ? 0 : n < 2 * RUNS ? 1 : 2;
+        head = part < 2 ? key : key * ratio + (n - 2 * RUNS) / runs;
+        size = (int)(part < 2 ? a.dk : a.dv);
+        d = (part < 2 ? n % RUNS : (n - 2 * RUNS) % runs) * SLICE + lane;
+        channel = head * size + d;
+    }
+
+    static DEVICE int count(const Gdn& a) { return 2 * DK / SLICE + (int)(a.nv / a.nk) * ((int)(a.dv + SLICE - 1) / SLICE); }
+};
+
+// The inputs of columns first .. first + 7 and of those before, zeros from column `end` on; the weights.
+struct Span {
+    u16 x[SPAN], w[TAPS];
+
+    DEVICE void fetch(const Gdn& a, int b, const Channels& c, int first, int end) {
+        const Inputs inputs(a, b, c.part);
+        const bool inside = c.d < c.size, plain = first >= TAPS - 1 && first + 8 <= end;
+        const u16* from = inputs.columns + (i64)(first - (TAPS - 1)) * inputs.n + c.channel;
+        if (plain && inside)
 #pragma unroll
-        for (int r = 0; r < SPAN; ++r) x[r] = from[r * inputs.n];
-    } else {
+            for (int r = 0; r < SPAN; ++r) x[r] = from[r * inputs.n];
+        if (!plain || !inside)
 #pragma unroll
-        for (int r = 0; r < SPAN; ++r) {
-            const int t = first + r - (TAPS - 1);
-            x[r] = t < end && t > -(int)a.taps ? inputs.at(t, channel) : (u16)0;
+            for (int r = 0; r < SPAN; ++r) {
+                const int t = first + r - (TAPS - 1);
+                x[r] = inside && t < end && t > -(int)a.taps ? inputs.at(t, c.channel) : (u16)0;
+            }
+#pragma unroll
+        for (int j = 0; j < TAPS; ++j) {
+            const int tap = j - TAPS + (int)a.taps;
+            w[j] = inside && tap >= 0 ? part_weights(a, c.part)[tap * inputs.channels + c.channel] : (u16)0;
         }
     }
-}
 
-// What the convolution makes of them, zeros from column `end` on.
-DEVICE void convolve(float (&y)[8], const Gdn& a, const u16 (&x)[SPAN], const u16* weights, int first, int end, int channel) {
-    float sum[8] = {};
+    DEVICE float convolved(int u) const {
+        float sum = 0;
 #pragma unroll
-    for (int j = 0; j < TAPS; ++j) {
-        const int tap = j - TAPS + (int)a.taps;
-        const float w = tap < 0 ? 0.0f : from_bf16(weights[tap * channels_of(a) + channel]);
-#pragma unroll
-        for (int u = 0; u < 8; ++u) sum[u] += w * from_bf16(x[u + j]);
+        for (int j = 0; j < TAPS; ++j) sum += from_bf16(w[j]) * from_bf16(x[u + j]);
+        return silu(sum);
     }
-#pragma unroll
-    for (int u = 0; u < 8; ++u) y[u] = first + u < end ? silu(sum[u]) : 0.0f;
-}
-
-DEVICE void record_inputs(const Gdn& a, const u16 (&x)[SPAN], i64 token, int first, int end, i64 channel) {
-#pragma unroll
-    for (int u = 0; u < 8; ++u)
-        if (first + u < end) a.record_c[(token + first + u) * channels_of(a) + channel] = x[u + TAPS - 1];
-}
+};
 
 DEVICE void make_chunk(const Gdn& a) {
     DYNAMIC_SHARED(shared);
     after_predecessors();
     constexpr int TILE = 2 * CHUNK * DK, GROUP = 4, STRIDE = CHUNK + 4;
-    const int key = block_x(), chunk = block_y(), b = block_z(), ratio = (int)(a.nv / a.nk), dk = (int)a.dk, dv = (int)a.dv;
+    const int key = block_x(), chunk = block_y(), b = block_z(), ratio = (int)(a.nv / a.nk), dk = (int)a.dk;
     const int warp = thread() / 32, lane = thread() % 32, begin = chunk * CHUNK, width = a.width[b];
     if (begin >= width) return;
     const i64 token = (i64)b * a.W, keys = a.nk * a.dk;
@@ -87,58 +96,43 @@ DEVICE void make_chunk(const Gdn& a) {
     float* sums = below + GROUP * CHUNK * STRIDE;  // [ratio][CHUNK]: g, then G
     float* betas = sums + ratio * CHUNK;
 
-    constexpr int LANES = 32, TOGETHER = DK / LANES;  // channels of a lane that are on their way at once
+    // a warp eight columns; the next channels are on their way while these are convolved
     const int first = begin + 8 * warp;
-    for (int part = 0; part < 2; ++part) {
-        const Inputs inputs(a, b, part);
-        u16 x[TOGETHER][SPAN];
-        float y[TOGETHER][8], square[8] = {};
-#pragma unroll
-        for (int i = 0; i < TOGETHER; ++i)
-            if (LANES * i + lane < dk) fetch(x[i], a, inputs, first, width, key * dk + LANES * i + lane);
-#pragma unroll
-        for (int i = 0; i < TOGETHER; ++i) {
-            const int d = LANES * i + lane, channel = key * dk + d;
-#pragma unroll
-            for (int u = 0; u < 8; ++u) y[i][u] = 0.0f;
-            if (d < dk) {
-                convolve(y[i], a, x[i], part_weights(a, part), first, width, channel);
-                if (a.record_c) record_inputs(a, x[i], token, first, width, part * keys + channel);
-            }
-#pragma unroll
-            for (int u = 0; u < 8; ++u) square[u] += y[i][u] * y[i][u];
-        }
+    float* raw = below;  // [2][CHUNK][DK]: q and k before their norm
+    Span next;
+#pragma unroll 1
+    for (int n = -1; n < Channels::count(a); ++n) {
+        const Span now = next;
+        if (n + 1 < Channels::count(a)) next.fetch(a, b, Channels(a, key, n + 1, lane), first, width);
+        if (n < 0) continue;
+        const Channels c(a, key, n, lane);
+        float* values = (float*)(chunk_head(a, b, chunk, c.head) + HEAD) + c.d / SLICE * (VALUES / 4);
 #pragma unroll
         for (int u = 0; u < 8; ++u) {
-            const float inverse = inverse_root(sum_warp(square[u]) + 1e-6f) * (part ? 1.0f : inverse_root((float)dk));
-#pragma unroll
-            for (int i = 0; i < TOGETHER; ++i) {
-                const int d = LANES * i + lane;
-                const float z = y[i][u] * inverse;
-                ((u16*)piece<DK>(tiles + (1 - part) * TILE, 8 * warp + u, d / 8 & ~1, d / 8 & 1))[d % 8] = to_bf16(z);
-                if (part && a.record_k && d < dk && first + u < width) a.record_k[((token + first + u) * a.nk + key) * dk + d] = z;
-            }
+            const int row = 8 * warp + u;
+            const float y = first + u < width ? now.convolved(u) : 0.0f;
+            if (c.part == 2) values[value_at(row, lane)] = y;
+            else raw[(c.part * CHUNK + row) * DK + c.d] = y;
         }
+        if (a.record_c && c.d < c.size)
+#pragma unroll
+            for (int u = 0; u < 8; ++u)
+                if (first + u < width) a.record_c[(token + first + u) * channels_of(a) + c.part * keys + c.channel] = now.x[u + TAPS - 1];
     }
-    const Inputs inputs(a, b, 2);
-    for (int h = 0; h < ratio; ++h) {
-        const int head = key * ratio + h;
-        float* values = (float*)(chunk_head(a, b, chunk, head) + HEAD);
-        u16 x[TOGETHER][SPAN];
+    sync_warp();
+#pragma unroll 1
+    for (int i = 0; i < 16; ++i) {  // its eight rows of q and of k
+        const int part = i / 8, row = 8 * warp + i % 8;
+        const float* x = raw + (part * CHUNK + row) * DK;
+        float y[DK / 32], square = 0;
 #pragma unroll
-        for (int i = 0; i < TOGETHER; ++i)
-            if (LANES * i + lane < dv) fetch(x[i], a, inputs, first, width, head * dv + LANES * i + lane);
+        for (int j = 0; j < DK / 32; ++j) y[j] = x[32 * j + lane], square += y[j] * y[j];
+        const float inverse = inverse_root(sum_warp(square) + 1e-6f) * (part ? 1.0f : inverse_root((float)dk));
 #pragma unroll
-        for (int i = 0; i < TOGETHER; ++i) {
-            const int d = SLICE * i + lane, channel = head * dv + d;
-            float y[8] = {};
-            if (d < dv) {
-                convolve(y, a, x[i], part_weights(a, 2), first, width, channel);
-                if (a.record_c) record_inputs(a, x[i], token, first, width, 2 * keys + channel);
-            }
-            if (SLICE * i < dv)
-#pragma unroll
-                for (int u = 0; u < 8; ++u) values[i * (VALUES / 4) + value_at(8 * warp + u, lane)] = y[u];
+        for (int j = 0; j < DK / 32; ++j) {
+            const int d = 32 * j + lane;
+            ((u16*)piece<DK>(tiles + (1 - part) * TILE, row, d / 8 & ~1, d / 8 & 1))[d % 8] = to_bf16(y[j] * inverse);
+            if (part && a.record_k && d < dk && begin + row < width) a.record_k[((token + begin + row) * a.nk + key) * dk + d] = y[j] * inverse;
         }
     }
     for (int i = thread(); i < ratio * CHUNK; i += threads()) {

@@ -106,6 +106,23 @@ template <int HD> struct Int8Plane {
 
     static DEVICE int feature(int n, int column) { return 32 * (n / 4) + 4 * column + n % 4; }
 
+    // The whole page as a tile of bf16, by the threads together.
+    static DEVICE void widen_page(u8* tile, u8* page, int groups) {
+#pragma unroll 2
+        for (int i = here(thread()); i < PAGE * HD / 16; i += 32 * WARPS) {
+            const int row = i / (HD / 16), p = i % (HD / 16);
+            const Word4 codes = *(const Word4*)place(page, row, p);
+            const float s = p / 4 < groups ? scale(page, groups, row, p / 4) : 0.0f;
+            const u32 high = pack(s, s), low = pack(s - from_bf16((u16)high), s - from_bf16((u16)high));
+            auto scaled = [&](u32 word, u32 selector) {
+                const u32 pair = widen(bytes(word, 0, selector));
+                return fma2(pair, high, fma2(pair, low, 0));
+            };
+            *(Word4*)piece<HD>(tile, row, 2 * p, 0) = {scaled(codes.x, 0x4140), scaled(codes.x, 0x4342), scaled(codes.y, 0x4140), scaled(codes.y, 0x4342)};
+            *(Word4*)piece<HD>(tile, row, 2 * p, 1) = {scaled(codes.z, 0x4140), scaled(codes.z, 0x4342), scaled(codes.w, 0x4140), scaled(codes.w, 0x4342)};
+        }
+    }
+
     // Codes in the low bytes of two halves as bf16: 128 + the low seven bits, less 128, or 256 where the sign is set.
     static DEVICE u32 widen(u32 pair) {
         return fma2((pair & 0x00800080u) | 0x43004300u, 0xBF80BF80u, (pair & 0x007F007Fu) | 0x43004300u);
