@@ -11,7 +11,9 @@ import sys
 import threading
 import time
 
+import anthropic
 import httpx2
+import openai
 import pytest
 from live.server import ENDLESS, TINY, serving, until
 from prometheus_client.parser import text_string_to_metric_families
@@ -246,6 +248,14 @@ def test_timeouts():
         assert failed.text.splitlines()[-3] == "event: response.failed"
         broken = server.post("/v1/messages", {**endless, "stream": True})
         assert broken.text.splitlines()[-3] == "event: error"
+        with pytest.raises(openai.APIError, match="timeout has passed"):
+            list(server.openai().chat.completions.create(
+                model="ninfer-tiny", messages=endless["messages"], stream=True, max_tokens=4000,
+                extra_body={"structured_outputs": form}))  # fmt: skip
+        with pytest.raises(anthropic.APIStatusError, match="timeout has passed"):
+            list(server.anthropic().messages.create(
+                model="ninfer-tiny", messages=endless["messages"], stream=True, max_tokens=4000,
+                extra_body={"structured_outputs": form}))  # fmt: skip
         handle = engine.submit("Hello", max_tokens=3000, ignore_eos=True)
         queued = server.post(CHAT, {**body(), "stream": True})
         assert (queued.status_code, queued.json()["error"]["code"]) == (503, "queue_timeout")
