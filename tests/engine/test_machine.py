@@ -22,6 +22,7 @@ PROGRAM_CALLS = (
 )  # fmt: skip
 LANE_OF = {
     RequestState.PREFILL: "active",
+    RequestState.CAPTURE: "active",
     RequestState.DECODE_READY: "active",
     RequestState.CONTROL_READY: "active",
     RequestState.TERMINAL_PENDING: "terminal_pending",
@@ -54,7 +55,7 @@ class EngineMachine(RuleBasedStateMachine):
         super().__init__()
         self.patch = pytest.MonkeyPatch()
         self.requests: list[Request] = []
-        self.admitted: list[int] = []
+        self.proof: tuple[int, int] | None = None
         self.failed = False
 
     @initialize(
@@ -67,8 +68,10 @@ class EngineMachine(RuleBasedStateMachine):
         concurrent=st.booleans(),
         queue_timeout=st.sampled_from([None, 3.0]),
         overlap=st.booleans(),
+        cache=st.sampled_from([None, (1, 1), (3, 2), (9, 7)]),
     )
-    def open(self, lanes, pages, polls, drafts, chunk, outstanding, concurrent, queue_timeout, overlap):
+    def open(self, lanes, pages, polls, drafts, chunk, outstanding, concurrent, queue_timeout, overlap, cache):
+        kept, shared = cache or (1, 1)
         self.world = World(
             self.patch,
             threaded=False,
@@ -79,9 +82,31 @@ class EngineMachine(RuleBasedStateMachine):
             max_outstanding=outstanding,
             concurrent_prefill=concurrent,
             queue_timeout=queue_timeout,
+            cache=ninfer.CacheOptions(
+                enabled=cache is not None,
+                max_continuations=max(kept, lanes),
+                max_shared_prefixes=shared,
+                aging_window=2,
+            ),
         )
-        start = self.world.program.start
-        self.world.program.start = lambda plan, ticket: self.admitted.append(plan.request) or start(plan, ticket)
+        self._watch_admissions()
+
+    def _watch_admissions(self) -> None:
+        """The first waiting request goes first; past it, only whoever was just proved not to hold it up."""
+        program, scheduler = self.world.program, self.world.worker.scheduler
+        start, prove = program.start, program.prove_backfill
+
+        def proving(head, donors, extra):
+            holds = prove(head, donors, extra)
+            self.proof = (head.id, extra.id) if holds and extra is not None else None
+            return holds
+
+        def starting(plan, ticket):
+            if plan.request is not None and plan.request != scheduler.waiting[0]:
+                assert self.proof == (scheduler.waiting[0], plan.request)
+            return start(plan, ticket)
+
+        program.prove_backfill, program.start = proving, starting
 
     # what users do
 
@@ -92,15 +117,25 @@ class EngineMachine(RuleBasedStateMachine):
         budget=st.sampled_from([None, None, 0, 1, 3]),
         timeout=st.sampled_from([None, None, 2.0]),
         logprobs=st.sampled_from([None, 1]),
+        cache=st.sampled_from(["read_write", "read_write", "disabled"]),
+        session=st.sampled_from([None, None, "a", "b"]),
+        update=st.booleans(),
+        back=st.integers(0, 9),
     )
-    def submit(self, eos, length, limit, budget, timeout, logprobs):
-        text = "".join(map(chr, [eos] + [9] * (length - 1)))
+    def submit(self, eos, length, limit, budget, timeout, logprobs, cache, session, update, back):
+        prompt = [eos] + [9] * (length - 1)
+        if back and len(self.requests) >= back and (result := self.requests[-back].response.result) is not None:
+            prompt = [*self.requests[-back].prompt, *result.token_ids, 9][:31]  # go on with an earlier answer
+        text = "".join(map(chr, prompt))
         chat = ninfer.Chat([{"role": "user", "content": text}], thinking=budget is not None)
         options = ninfer.RequestOptions(
             max_tokens=limit,
             thinking_budget=budget,
             timeout=timeout,
             logprobs=logprobs,
+            cache=cache,
+            session=session,
+            update_session=update,
             sampling=ninfer.SamplingParams(seed=len(self.requests)),
         )
         free = self.world.engine.stats().outstanding < self.world.engine.options.max_outstanding
@@ -114,9 +149,9 @@ class EngineMachine(RuleBasedStateMachine):
             return
         assert not self.failed
         assert free or limit == 0
-        self.requests.append(Request(handle, tuple([eos] + [9] * (length - 1)), limit, budget))
+        self.requests.append(Request(handle, tuple(prompt), limit, budget))
 
-    @rule(times=st.integers(1, 5))
+    @rule(times=st.integers(1, 9))
     def step(self, times):
         self.world.step(times)
         self.failed = not self.world.engine.available
@@ -174,13 +209,26 @@ class EngineMachine(RuleBasedStateMachine):
     def session_fault(self, call):
         self._arm(call, "before")
 
-    @rule(call=st.sampled_from(["open_session", "isolated_root_fits"]))
+    @rule(call=st.sampled_from(["open_session", "isolated_root_fits", "inspect", "assess", "open_capture"]))
     def planning_fault(self, call):
         self._arm(call, "before")
 
     @rule()
     def stale_plan(self):
         self.world.program.stale_starts = 1
+
+    @rule()
+    def copy_fault(self):
+        self.world.program.fail_copies = 1
+
+    @rule()
+    def clear_cache(self):
+        if not self.failed:
+            answer = self.world.engine._core.ask(lambda worker: worker.release_all())
+            self.world.step()
+            if answer.done() and self.world.engine.available:
+                assert len(self.world.worker.resources.catalogue) <= len(self.world.worker.active) + 1
+            self.failed = not self.world.engine.available
 
     @precondition(lambda self: len(self.requests) > 3)
     @rule(call=st.sampled_from(PROGRAM_CALLS), when=st.sampled_from(["before", "after"]))
@@ -201,9 +249,17 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.world.violations() == []
 
     @invariant()
-    def admission_is_first_come_first_served(self):
-        order = [r for i, r in enumerate(self.admitted) if i == 0 or r != self.admitted[i - 1]]
-        assert order == sorted(set(order))
+    def what_is_catalogued_is_what_program_keeps(self):
+        if self.failed:
+            return
+        resources, kept = self.world.worker.resources, self.world.program.kept
+        assert {entry.owner for entry in resources.catalogue} == set(kept.owners)
+        for entry in resources.catalogue:
+            points = kept.owners[entry.owner].points
+            assert {q: p.key.frontier for q, p in entry.checkpoints.items()} == {q: f for q, (f, _) in points.items()}
+        assert len(resources.catalogue.index) == sum(len(owner.points) for owner in kept.owners.values())
+        promised = sum(lane.publishes for lane in resources._lanes)
+        assert resources.catalogue.count("continuation") + promised <= resources.catalogue.capacity["continuation"]
 
     @invariant()
     def lanes_rows_and_sequences_agree(self):
@@ -212,7 +268,7 @@ class EngineMachine(RuleBasedStateMachine):
         rows = {row.lane: LANE_OF[row.state] for row in worker.active}
         assert len(rows) == len(worker.active)
         assert {i: s for i, s in enumerate(states) if s in ("active", "terminal_pending")} == rows
-        assert states.count("materializing") == audit["open"] == worker.resources.open
+        assert states.count("materializing") <= audit["open"] == worker.resources.open
         assert audit["pending"] == 0
         if not self.failed:
             assert audit["lanes"] == len(rows)
@@ -256,6 +312,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert len(tokens) <= max(output, 0)
         assert tokens == self._expected(request, len(tokens))
         assert result.usage.prompt_tokens == len(request.prompt)
+        assert 0 <= result.usage.cached_tokens <= len(request.prompt)
         assert result.usage.completion_tokens == len(tokens)
         if result.finish_reason == "stop":
             assert tokens[-1] == EOS
@@ -301,7 +358,9 @@ class EngineMachine(RuleBasedStateMachine):
         assert all(request.response.result is not None for request in self.requests)
         assert self.world.engine.stats().outstanding == 0
         if self.world.engine.available:
+            self.world.clear_cache()
             assert dict(self.world.program.audit()) == self.world.baseline
+            assert len(self.world.worker.resources.sessions) == 0
         self.world.engine.close()
         assert self.world.violations() == []
         assert self.world.program.closed == 1

@@ -177,6 +177,8 @@ class ScriptedFrontend:
             identity=identity,
             digest=digest_chain(identity),
             start_channel="thinking" if thinking else "content",
+            boundaries=tuple(sorted({(n + 1) // 2, n})) if chat else (n,),
+            rewrite=(n - 1, "TURN_CLOSURE") if chat and n > 1 else None,
             chat=chat,
             prepare_seconds=0.25,
         )

@@ -230,7 +230,7 @@ class Session:
             ways = self._known.get((owner, number))
             if ways is None:
                 ways = self._ways(owner, kept, absent, off)
-                if self._alone(owner):  # nobody else decides where what it needs is
+                if not kept or self._alone(owner):  # nobody else decides where what it needs is
                     self._known[owner, number] = ways
             for i, found in ways.items():
                 recipes[CheckpointRef(owner, i)] = found

@@ -101,7 +101,8 @@ class Admission:
             self._scheduler.withdraw(record.id)
 
     def _try_start(self, record: RequestRecord, attempt: Attempt, now: float) -> tuple[Shortage, ...] | None:
-        """Plan and start; else what it lacks, if that has a name. It may also break the promise to the protected head."""
+        """Plan and start; else what it lacks, if that has a name. It may also break the promise to the protected
+        head."""
         lane = self._resources.free_lane()
         if lane is None:
             return (Shortage("lanes", 1),)

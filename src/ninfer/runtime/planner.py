@@ -172,6 +172,7 @@ class _Search:
         self.searched = 0
         self._domains: dict[int, _Domain] = {}
         self._recovery: dict[Handle, dict[int, int]] = {}
+        self._evicted: dict[Handle, int] = {}
         candidates = question.candidates
         self._least = [costs.transfers_ns(c.min_restore) + costs.prefill_ns(c.prefill) for c in candidates]
         self._own_loss = [*question.losses, *[0] * (len(candidates) - len(question.losses))]
@@ -217,15 +218,33 @@ class _Search:
         last = [len(ladder) - 1 for ladder in self._domain(a.target.candidate).ladders]
         stake = self.assess(Target(a.target.candidate, tuple(last))).losses
         order = sorted(range(len(last)), key=lambda v: (-stake[v], v))
-        changed = True
-        while changed:
-            changed = False
+        a, before = self._spare(a, order), a
+        while a is not before:
+            before = a
             for v in order:
-                for level in range(a.target.levels[v]):
-                    spared = self.assess(_with_level(a.target, v, level))
-                    if spared.fits and spared.cost <= a.cost:
-                        a, changed = spared, True
-                        break
+                a = self._lower(a, v)
+        return a
+
+    def _spare(self, a: _Assessed, victims: Sequence[int]) -> _Assessed:
+        """Ask of each victim in turn as little as possible. Halving finds the few that must give something up among the
+        many that need not."""
+        if len(victims) < 2:
+            return self._lower(a, victims[0]) if victims else a
+        levels = list(a.target.levels)
+        for v in victims:
+            levels[v] = 0
+        spared = self.assess(Target(a.target.candidate, tuple(levels)))
+        if spared.fits and spared.cost <= a.cost:
+            return spared
+        half = len(victims) // 2
+        return self._spare(self._spare(a, victims[:half]), victims[half:])
+
+    def _lower(self, a: _Assessed, victim: int) -> _Assessed:
+        """The least that a victim can give up while all others stay as they are."""
+        for level in range(a.target.levels[victim]):
+            spared = self.assess(_with_level(a.target, victim, level))
+            if spared.fits and spared.cost <= a.cost:
+                return spared
         return a
 
     # -- what may be looked at -------------------------------------------------------------------------------------
@@ -286,7 +305,7 @@ class _Search:
         if a is None:
             domain = self._domain(target.candidate)
             answer = self.session.assess(target) if any(target.levels) else domain.identity
-            losses = tuple([self._loss(o, answer) if level else 0 for o, level in zip(domain.owners, target.levels)])
+            losses = tuple([self._loss(domain, v, n, answer) if n else 0 for v, n in enumerate(target.levels)])
             loss = sum(losses) + self._own_loss[target.candidate]
             fits = answer.feasible and self._has_place(target, domain, answer)
             a = _Assessed(target, answer, self.costs.price(answer.work), losses, loss, fits)
@@ -305,7 +324,17 @@ class _Search:
             domain = self._domains[c] = _Domain(owners, ladders, identity)
         return domain
 
-    def _loss(self, owner: Handle, answer: Assessment) -> int:
+    def _loss(self, domain: _Domain, victim: int, level: int, answer: Assessment) -> int:
+        """1/256 nanoseconds that a victim loses. That of an evicted one does not depend on the others."""
+        owner = domain.owners[victim]
+        if not domain.ladders[victim][level].evicted:
+            return self._worst_loss(owner, answer)
+        loss = self._evicted.get(owner)
+        if loss is None:
+            loss = self._evicted[owner] = self._worst_loss(owner, answer)
+        return loss
+
+    def _worst_loss(self, owner: Handle, answer: Assessment) -> int:
         """Nested checkpoints of one history stand for one future request, so the worst of them counts, not the sum."""
         before = self._recovery.get(owner)
         if before is None:

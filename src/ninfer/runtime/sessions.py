@@ -34,8 +34,9 @@ class SessionIndex:
 
     def leave(self, key: str) -> None:
         """A request of the session has ended."""
-        self._sessions[key].live -= 1
-        self._tidy(key)
+        if key in self._sessions:  # not so after ``clear``
+            self._sessions[key].live -= 1
+            self._tidy(key)
 
     def lookup(self, key: str) -> Handle | None:
         """The bound owner."""

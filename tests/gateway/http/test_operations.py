@@ -11,7 +11,9 @@ import sys
 import threading
 import time
 
+import anthropic
 import httpx2
+import openai
 import pytest
 from live.server import ENDLESS, TINY, serving, until
 from prometheus_client.parser import text_string_to_metric_families
@@ -138,6 +140,7 @@ def test_metrics_settle_every_request(serve):
     with httpx2.stream("POST", f"{server.url}{CHAT}", json=body(
         stream=True, **ENDLESS)) as answer:  # fmt: skip
         received = answer.iter_lines()
+        assert sample(server, "ninfer_requests_running") == 1
         while '"content":""' in (line := next(received)) or not line:
             pass
     assert until(lambda: outcomes()["cancelled"] == 1)
@@ -245,6 +248,14 @@ def test_timeouts():
         assert failed.text.splitlines()[-3] == "event: response.failed"
         broken = server.post("/v1/messages", {**endless, "stream": True})
         assert broken.text.splitlines()[-3] == "event: error"
+        with pytest.raises(openai.APIError, match="timeout has passed"):
+            list(server.openai().chat.completions.create(
+                model="ninfer-tiny", messages=endless["messages"], stream=True, max_tokens=4000,
+                extra_body={"structured_outputs": form}))  # fmt: skip
+        with pytest.raises(anthropic.APIStatusError, match="timeout has passed"):
+            list(server.anthropic().messages.create(
+                model="ninfer-tiny", messages=endless["messages"], stream=True, max_tokens=4000,
+                extra_body={"structured_outputs": form}))  # fmt: skip
         handle = engine.submit("Hello", max_tokens=3000, ignore_eos=True)
         queued = server.post(CHAT, {**body(), "stream": True})
         assert (queued.status_code, queued.json()["error"]["code"]) == (503, "queue_timeout")

@@ -8,12 +8,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from ninfer.gateway.http.errors import ApiError, ClientLeft
+from ninfer.gateway.http.options import ServerOptions
 
 Receive = Callable[[], Awaitable[Any]]
 
 
-async def read_body(scope: Mapping[str, Any], receive: Receive, *, limit: int, timeout: float) -> bytes:
-    """The whole body. limit: bytes; timeout: seconds for all of it. Raises ApiError (408, 413, 415), ClientLeft."""
+async def read_body(scope: Mapping[str, Any], receive: Receive, options: ServerOptions) -> bytes:
+    """The whole body, within the options' limits. Raises ApiError (408, 413, 415), ClientLeft."""
+    limit, timeout = options.max_body, options.body_timeout
     headers = dict(scope["headers"])
     kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
     if kind != b"application/json":

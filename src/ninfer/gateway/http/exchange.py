@@ -52,12 +52,10 @@ class Endpoint:
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         entry = Entry(id=f"req_{secrets.token_hex(12)}", protocol=self.protocol.name)
         client = _Client(send, self.service.options.stall_timeout, entry)
-        admitted = False
         try:
             check_key(scope, self.service.options.api_keys)
-            self.service.admit()
-            admitted = True
-            await _answer(self.service, self.protocol, scope, receive, client)
+            with self.service.place():
+                await _answer(self.service, self.protocol, scope, receive, client)
         except ClientLeft:
             entry.outcome = "cancelled"
         except asyncio.CancelledError:
@@ -69,8 +67,6 @@ class Endpoint:
             client.leave()
             if client.handle is not None:
                 client.handle.close()
-            if admitted:
-                self.service.running -= 1
             self.service.settle(entry)
 
 
@@ -125,8 +121,7 @@ class _Client:
 async def _answer(
     service: Service, protocol: Protocol, scope: Mapping[str, Any], receive: Receive, client: _Client
 ) -> None:
-    options = service.options
-    raw = await read_body(scope, receive, limit=options.max_body, timeout=options.body_timeout)
+    raw = await read_body(scope, receive, service.options)
     async with _watched(receive, client):
         counted = await service.run(_start, service, protocol, raw, client)
         if counted is not None:

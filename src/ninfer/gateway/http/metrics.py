@@ -39,7 +39,7 @@ class Metrics:
             "ninfer_time_to_first_token_seconds", "First byte of a request to the first token", ("protocol",),
             buckets=_SECONDS, registry=self._registry,
         )  # fmt: skip
-        self.running = Gauge("ninfer_requests_running", "Requests being read or answered", registry=self._registry)
+        self.running = Gauge("ninfer_requests_running", "Requests read or answered now", registry=self._registry)
         for protocol in PROTOCOLS:
             self.seconds.labels(protocol)
             for outcome in OUTCOMES:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -80,11 +81,18 @@ class Service:
 
     # -- requests --------------------------------------------------------------------------------------------
 
-    def admit(self) -> None:
-        """Count a request in. Raises ApiError (429) when there are enough."""
+    @contextlib.contextmanager
+    def place(self) -> Iterator[None]:
+        """A request's place among those that run at once. Raises ApiError (429) when there are enough."""
         if self.running >= self.max_requests:
             raise ApiError(429, "overloaded", f"{self.max_requests} requests are running; try again later")
         self.running += 1
+        self.metrics.running.inc()
+        try:
+            yield
+        finally:
+            self.running -= 1
+            self.metrics.running.dec()
 
     async def run(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call ``work`` on a thread."""

@@ -54,14 +54,12 @@ def routes(service: Service) -> list[BaseRoute]:
     async def check(request: Request) -> Response:
         options = service.options
         check_key(request.scope, options.api_keys)
-        service.admit()
         try:
-            raw = await read_body(request.scope, request.receive, limit=options.max_body, timeout=options.body_timeout)
-            return JSONResponse(await service.run(_check, parse(raw)))
+            with service.place():
+                raw = await read_body(request.scope, request.receive, options)
+                return JSONResponse(await service.run(_check, parse(raw)))
         except ClientLeft:
             return Response(status_code=499)
-        finally:
-            service.running -= 1
 
     page, *others = (_file(name, kind) for name, kind in _FILES.items())
     shown = [Route(f"/playground/{name}", other) for name, other in zip(list(_FILES)[1:], others)]

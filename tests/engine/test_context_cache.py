@@ -1,0 +1,238 @@
+"""The context cache end to end, on the small trained model: what is reused, and that no answer shows it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import ninfer
+from ninfer import CacheOptions, Chat, SamplingParams, TokenPrompt
+
+TINY = Path(__file__).parents[2] / "examples" / "tiny" / "tiny.ninfer"
+GREEDY = SamplingParams(temperature=0.0)
+ROOMY = CacheOptions(device_state_slots=24, max_continuations=40, max_shared_prefixes=40)
+SYSTEM = "You are terse. The code word is heliotrope. " * 4
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with ninfer.Engine(TINY, max_context=2048, max_concurrency=2, progress=False, cache=ROOMY) as engine:
+        yield engine
+
+
+@pytest.fixture
+def fresh(engine):
+    engine.cache.clear()
+    return engine
+
+
+def ask(engine, prompt, **options):
+    options = {"max_tokens": 12, "sampling": GREEDY, **options}
+    return engine.generate(prompt, **options)
+
+
+def cold(engine, prompt, **options):
+    result = ask(engine, prompt, cache="disabled", **options)
+    assert result.usage.cached_tokens == 0
+    return result
+
+
+def chat(*turns, system=SYSTEM, **fields):
+    roles = ("user", "assistant")
+    messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(turns)]
+    return Chat([{"role": "system", "content": system}, *messages], thinking=False, **fields)
+
+
+def common(engine, a, b) -> int:
+    """Tokens that two prompts begin with alike."""
+    first, second = engine.prepare(a).tokens, engine.prepare(b).tokens
+    n = min(len(first), len(second))
+    return next((i for i in range(n) if first[i] != second[i]), n)
+
+
+def same(warm, reference) -> None:
+    assert (warm.token_ids, warm.text, warm.finish_reason) == (
+        reference.token_ids, reference.text, reference.finish_reason,
+    )  # fmt: skip
+
+
+def test_a_second_turn_reads_only_what_is_new(fresh):
+    first = chat("Where is Ada?")
+    answer = ask(fresh, first)
+    second = chat("Where is Ada?", answer.text, "And Bo?")
+    warm = ask(fresh, second)
+    same(warm, cold(fresh, second))
+    prepared = fresh.prepare(first)
+    assert warm.usage.cached_tokens >= prepared.rewrite[0], "at least up to what the second turn cannot change"
+
+
+@pytest.mark.parametrize("suffix", [40, 400, 1300])
+def test_a_shared_system_prefix_is_reused_to_the_token(fresh, suffix):
+    words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+    prompts = [chat(" ".join([str(k), *(words * suffix)[:suffix]])[: 3 * suffix]) for k in range(3)]
+    boundary = fresh.prepare(prompts[0]).boundaries[0]
+    results = [ask(fresh, prompt) for prompt in prompts]
+    assert [r.usage.cached_tokens for r in results] == [0, boundary, boundary]
+    same(results[2], cold(fresh, prompts[2]))
+
+
+def test_regenerating_an_answer(fresh):
+    prompt = chat("What is 3 plus 4?")
+    first = ask(fresh, prompt)
+    for _ in range(3):
+        again = ask(fresh, prompt)
+        same(again, first)
+        assert again.usage.cached_tokens >= fresh.prepare(prompt).rewrite[0]
+    sampled = ask(fresh, prompt, sampling=SamplingParams(temperature=1.0, seed=5))
+    same(sampled, cold(fresh, prompt, sampling=SamplingParams(temperature=1.0, seed=5)))
+
+
+def test_an_edited_last_message(fresh):
+    before, after = chat("Where is Ada?", "In the hall.", "And Bo?"), chat("Where is Ada?", "In the hall.", "And Cy?")
+    ask(fresh, before)
+    edited = ask(fresh, after)
+    same(edited, cold(fresh, after))
+    assert edited.usage.cached_tokens == fresh.prepare(before).boundaries[0], "the system turn"
+    assert edited.usage.cached_tokens <= common(fresh, before, after)
+
+
+def test_a_branch_left_and_entered_again(fresh):
+    stem = ("Where is Ada?", "In the hall.")
+    a, b = chat(*stem, "Is she well?"), chat(*stem, "Where is Bo?")
+    first = ask(fresh, a)
+    ask(fresh, b)
+    later = chat(*stem, "Is she well?", first.text, "Good.")
+    back = ask(fresh, later)
+    same(back, cold(fresh, later))
+    assert back.usage.cached_tokens >= fresh.prepare(a).rewrite[0]
+
+
+def test_a_session_takes_its_own_history_over(fresh):
+    history = TokenPrompt(list(range(20, 60)))
+    first = ask(fresh, history, session="s", ignore_eos=True)
+    longer = TokenPrompt([*history.ids, *first.token_ids, 30, 31])
+    second = ask(fresh, longer, session="s", ignore_eos=True)
+    assert second.usage.cached_tokens == len(history.ids) + len(first.token_ids) - 1
+    same(second, cold(fresh, longer, ignore_eos=True))
+    assert [entry.session for entry in fresh.cache.map().entries] == ["s"]
+
+
+def test_an_exact_prompt_needs_no_prefill(fresh):
+    prompt = TokenPrompt(list(range(20, 100)))
+    first = ask(fresh, prompt, ignore_eos=True)
+    units = fresh.stats().memory["prefill_tokens"]
+    again = ask(fresh, prompt, ignore_eos=True)
+    same(again, first)
+    assert again.usage.cached_tokens == len(prompt.ids)
+    assert fresh.stats().memory["prefill_tokens"] == units
+
+
+def test_two_grammars_on_one_prefix_keep_to_their_own(fresh):
+    prompt = TokenPrompt(fresh.prepare(chat("Where is Ada?")).tokens.tolist())
+    ask(fresh, prompt)
+    for options in (["yes", "no"], ["left", "right"]):
+        constraint = ninfer.OutputConstraint.choice(options)
+        warm = ask(fresh, prompt, constraint=constraint)
+        assert warm.usage.cached_tokens == len(prompt.ids)
+        assert warm.text in options
+        same(warm, cold(fresh, prompt, constraint=constraint))
+
+
+def test_a_cancelled_request_leaves_what_it_had_read(fresh):
+    prompt = chat("Tell me a story.")
+    handle = fresh.submit(prompt, max_tokens=400, sampling=GREEDY, ignore_eos=True)
+    for event in handle:
+        if isinstance(event, ninfer.Delta):
+            handle.cancel()
+    again = ask(fresh, prompt)
+    assert again.usage.cached_tokens >= fresh.prepare(prompt).rewrite[0]
+    same(again, cold(fresh, prompt))
+
+
+def test_a_marked_prefix_is_found_again_by_others(fresh):
+    system = {"role": "system", "content": SYSTEM, "cache_marker": True}
+    for k in range(3):
+        result = ask(fresh, Chat([system, {"role": "user", "content": f"{k}?"}], thinking=False))
+    assert result.usage.cached_tokens == fresh.prepare(
+        Chat([system, {"role": "user", "content": "2?"}], thinking=False)
+    ).cache_markers[0]  # fmt: skip
+    assert fresh.stats().context.entries["shared"] >= 1
+
+
+def test_a_disabled_request_leaves_no_trace(fresh):
+    before = fresh.stats().memory
+    ask(fresh, chat("Where is Ada?"), cache="disabled")
+    after = fresh.stats()
+    assert after.context.entries == {"continuation": 0, "shared": 0}
+    names = [name for name in before if name.endswith((".used", ".reserved"))]
+    assert {n: after.memory[n] for n in names} == {n: before[n] for n in names}
+
+
+def test_the_map_shows_what_is_kept(fresh):
+    assert fresh.cache.clear() == 0
+    ask(fresh, chat("Where is Ada?"), session="<me>")
+    text, page = str(fresh.cache), fresh.cache._repr_html_()
+    assert "session_endpoint" in text
+    assert "&lt;me&gt;" in page
+    assert "<me>" in text
+    (entry,) = [e for e in fresh.cache.map().entries if e.session]
+    assert entry.device_bytes > 0
+    assert fresh.cache.clear() >= 1
+    assert "0 entries" in str(fresh.cache)
+
+
+def test_an_engine_without_a_cache_reuses_nothing():
+    options = CacheOptions(enabled=False)
+    with ninfer.Engine(TINY, max_context=256, max_concurrency=1, progress=False, cache=options) as engine:
+        prompt = TokenPrompt([30] * 40)
+        assert [ask(engine, prompt).usage.cached_tokens for _ in range(2)] == [0, 0]
+        assert engine.stats().memory["pages.main.used"] == 0
+
+
+def test_many_prefixes_come_back_from_host_memory():
+    """39 prefixes, twice, with room for a few on the device: the second time nearly everything is reused."""
+    cache = CacheOptions(
+        device_state_slots=3, host_state_slots=90, host_kv_bytes=256 << 20, retained_kv_tokens=512,
+        max_shared_prefixes=45, max_continuations=45,
+    )  # fmt: skip
+    with ninfer.Engine(TINY, max_context=512, max_concurrency=1, progress=False, cache=cache) as engine:
+
+        def prompt(i: int, question: str) -> Chat:
+            system = {"role": "system", "content": f"{i} " + SYSTEM, "cache_marker": True}
+            return Chat([system, {"role": "user", "content": question}], thinking=False)
+
+        reusable = reused = 0
+        for i in range(39):
+            ask(engine, prompt(i, "Where is Ada?"), max_tokens=2)
+        for i in range(39):
+            result = ask(engine, prompt(i, "Where is Bo?"), max_tokens=2)
+            reusable += engine.prepare(prompt(i, "Where is Bo?")).cache_markers[0]
+            reused += result.usage.cached_tokens
+        assert reused >= 0.95 * reusable
+        assert engine.stats().context.bytes["h2d"] > 0
+        last = prompt(38, "Where is Cy?")
+        same(ask(engine, last), cold(engine, last))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("host_kv_bytes", 1 << 60), ("host_kv_bytes", 1), ("max_continuations", 1), ("aging_window", 0),
+        ("anchor_gap", 3), ("device_state_slots", -1), ("enabled", 1),
+    ],
+)  # fmt: skip
+def test_a_cache_that_cannot_be_is_refused_at_the_start(field, value):
+    with pytest.raises(ninfer.InvalidRequest) as caught:
+        ninfer.Engine(TINY, max_concurrency=2, progress=False, cache=CacheOptions(**{field: value})).close()
+    assert caught.value.field.endswith(field)
+
+
+def test_reports_are_plain_numbers(fresh):
+    ask(fresh, chat("Where is Ada?"))
+    ask(fresh, chat("Where is Ada?"))
+    context = fresh.stats().context
+    assert context.reused_tokens > 0
+    assert sum(context.hits.values()) > 0
+    json.dumps({name: dict(v) for name in ("hits", "misses", "tiers", "bytes") if (v := getattr(context, name))})
