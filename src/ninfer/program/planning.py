@@ -75,8 +75,9 @@ class Session:
         ]
         self._ladders: dict[Handle, tuple[OwnerLevel, ...]] = {}
         self._stances: dict[tuple[Handle, int], tuple[Mapping[PoolKind, Stance], Stance]] = {}
-        self._from_nothing: dict[Handle, Mapping[int, tuple[RecoveryRecipe, ...]]] = {}
         self._axes: tuple[Mapping[PoolKind, Axis], Axis] | None = None
+        self._counted: dict[Handle, int] = {}  # the level at which each owner is counted in the axes
+        self._known: dict[tuple[Handle, int], dict[int, tuple[RecoveryRecipe, ...]]] = {}
 
     def victims(self, candidate: int) -> tuple[Handle, ...]:
         return self._victims[candidate]
@@ -160,6 +161,7 @@ class Session:
                 for kind, stance in pools.items():
                     by_pool[kind].add(stance)
                 images.add(states)
+                self._counted[owner] = 0
             self._axes = by_pool, images
         return self._axes
 
@@ -167,17 +169,22 @@ class Session:
         incoming, victims = self._incoming[target.candidate], self._victims[target.candidate]
         if len(target.levels) != len(victims):
             raise InvariantError(f"{target} does not name a level for each of {len(victims)} victims")
-        changed = [(v, n) for v, n in zip(victims, target.levels) if n]
-        if not changed:
+        if not any(target.levels):
             nothing = Moves(NOTHING, NOTHING, NOTHING)
             return dict.fromkeys(self._store.kv, nothing), nothing
         by_pool, images = self._places()
-        stances = [(self._stance(v, 0), self._stance(v, n)) for v, n in changed]
-        moves = {
-            kind: axis.project([(a[0][kind], b[0][kind]) for a, b in stances], incoming.pages.get(kind, NOTHING))
-            for kind, axis in by_pool.items()
-        }
-        return moves, images.project([(a[1], b[1]) for a, b in stances], incoming.image)
+        levels = dict(zip(victims, target.levels))
+        for owner, counted in self._counted.items():  # one target differs from the one before in few owners
+            level = levels.get(owner, 0)
+            if level != counted:
+                for number, sign in ((counted, -1), (level, 1)):
+                    pools, states = self._stance(owner, number)
+                    for kind, stance in pools.items():
+                        by_pool[kind].add(stance, sign)
+                    images.add(states, sign)
+                self._counted[owner] = level
+        moves = {kind: axis.project(incoming.pages.get(kind, NOTHING)) for kind, axis in by_pool.items()}
+        return moves, images.project(incoming.image)
 
     # -- feasibility ---------------------------------------------------------------------------------------------
 
@@ -220,24 +227,27 @@ class Session:
         off = _gone(states, images)
         for owner, number in degraded:
             kept = self._levels(owner)[number].kept
-            ways = self._ways(owner, kept, absent, off) if kept else self._way_from_nothing(owner)
+            ways = self._known.get((owner, number))
+            if ways is None:
+                ways = self._ways(owner, kept, absent, off)
+                if not kept or self._alone(owner):  # nobody else decides where what it needs is
+                    self._known[owner, number] = ways
             for i, found in ways.items():
                 recipes[CheckpointRef(owner, i)] = found
         return recipes
 
-    def _way_from_nothing(self, owner: Handle) -> Mapping[int, tuple[RecoveryRecipe, ...]]:
-        found = self._from_nothing.get(owner)
-        if found is None:
-            points = self._store.histories.get(owner).checkpoints
-            found = {i: (RecoveryRecipe((), self._store.span(0, c.frontier)),) for i, c in points.items()}
-            self._from_nothing[owner] = found
-        return found
+    def _alone(self, owner: Handle) -> bool:
+        """Whether no other owner or row has a page or an image of this one."""
+        store, history = self._store, self._store.histories.get(owner)
+        images = [c.image for c in history.checkpoints.values()]
+        return all(store.states.images.get(i).refs == images.count(i) for i in images) and all(
+            page.members == 1 for kind in store.kv for page in store.blocks(history, kind, history.frontier)
+        )
 
     def _ways(
         self, owner: Handle, kept: frozenset[int], absent: Mapping[PoolKind, Flags], off: Flags
     ) -> dict[int, tuple[RecoveryRecipe, ...]]:
         store, history, before = self._store, self._store.histories.get(owner), self._stance(owner, 0)[0]
-        away = {k: np.cumsum([0, *absent[k][before[k].required]]) for k in store.kv}
         survivors = sorted((history.checkpoints[i].frontier, i) for i in kept)
         found = {}
         for i, checkpoint in history.checkpoints.items():
@@ -245,7 +255,10 @@ class Session:
             below = [(f, j) for f, j in survivors if f <= checkpoint.frontier]
             if below:
                 frontier, j = below[-1]
-                counts = {kind: int(away[kind][pages(checkpoint_tokens(kind, frontier))]) for kind in store.kv}
+                counts = {}
+                for kind, stance in before.items():
+                    blocks = stance.required[: pages(checkpoint_tokens(kind, frontier))]
+                    counts[kind] = int(np.count_nonzero(absent[kind][blocks]))
                 state = int(off[history.checkpoints[j].image.index])
                 ways.append(
                     RecoveryRecipe(store.transfer("h2d", counts, state), store.span(frontier, checkpoint.frontier))

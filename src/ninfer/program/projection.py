@@ -10,7 +10,6 @@ where an owner keeps duplicates.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +17,6 @@ import numpy.typing as npt
 
 Index = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
-Counts = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,30 +49,22 @@ class Axis:
         n = len(device)
         self._required, self._wanted, self._kept = (np.zeros(n, np.int32) for _ in range(3))
 
-    def add(self, stance: Stance) -> None:
-        """Count an owner that stays as it is unless ``project`` says otherwise."""
-        _add(self._required, self._wanted, self._kept, stance, 1)
+    def add(self, stance: Stance, owners: int = 1) -> None:
+        """Count an owner with this stance; -1 takes it away again."""
+        self._required[stance.required] += owners
+        self._wanted[stance.device] += owners
+        if stance.duplicates:
+            self._kept[stance.required] += owners
 
-    def project(self, changes: Iterable[tuple[Stance, Stance]], needed: Index) -> Moves:
-        """What goes when owners change from one stance to another while ``needed`` objects stay as they are."""
-        required, wanted, kept = self._required.copy(), self._wanted.copy(), self._kept.copy()
-        for before, after in changes:
-            _add(required, wanted, kept, before, -1)
-            _add(required, wanted, kept, after, 1)
+    def project(self, needed: Index) -> Moves:
+        """What goes when the counted owners are all there are and ``needed`` objects stay as they are."""
         fixed = self.needed.copy()
         fixed[needed] = True
-        alive = fixed | (required > 0)
-        stays = self.device & (fixed | (wanted > 0)) & alive
+        alive = fixed | (self._required > 0)
+        stays = self.device & (fixed | (self._wanted > 0)) & alive
         demoted = self.device & alive & ~stays & ~self.host
         return Moves(
             np.flatnonzero(self.device & ~stays & ~demoted),
-            np.flatnonzero(self.host & ~fixed & (~alive | (stays & (kept == 0)))),
+            np.flatnonzero(self.host & ~fixed & (~alive | (stays & (self._kept == 0)))),
             np.flatnonzero(demoted),
         )
-
-
-def _add(required: Counts, wanted: Counts, kept: Counts, stance: Stance, sign: int) -> None:
-    required[stance.required] += sign
-    wanted[stance.device] += sign
-    if stance.duplicates:
-        kept[stance.required] += sign

@@ -33,8 +33,8 @@ COUNTERS = (
     "decode_gap_ns",
 )  # fmt: skip
 """What is counted since the start. decode_device_ns: nanoseconds from the launch of each decode round to its results.
-decode_gaps: decode rounds that followed another one, decode_gap_ns: from the results of the one to the launch of the
-other."""
+decode_gaps: decode rounds that followed another one of as many rows, decode_gap_ns: from the results of the one to the
+launch of the other."""
 
 WIDTHS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536)
 """Tokens of the recorded prefill units below a whole chunk. Close enough that padding costs at most half a unit."""
@@ -71,7 +71,7 @@ class Units:
         self._frames = [InputFrame(device, fields, shape.rows, shape.window) for _ in range(2)]
         self._output = HostBlock(device, results)
         self._done = device.event()
-        self._launched_ns = self._results_ns = 0
+        self._launched_ns = self._results_ns = self._rows = 0
         self._masks = device.host(memory.masks.shape, "u32")
         self._table_version = -1
         self._bounds = Bounds(memory.stored.shape[0], shape.rows, shape.context, shape.columns)
@@ -142,9 +142,10 @@ class Units:
         self._upload(frame)
         self._launch(self._forward[B - 1])
         self._launched_ns = time.perf_counter_ns()
-        if self._results_ns:
+        if self._results_ns and B == self._rows:
             self.counters["decode_gaps"] += 1
             self.counters["decode_gap_ns"] += self._launched_ns - self._results_ns
+        self._rows = B
 
     def recall(self, frame: InputFrame, B: int) -> None:
         """Leave the logits of ``B`` rows' stored hidden."""

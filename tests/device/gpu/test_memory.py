@@ -147,7 +147,7 @@ nowhere = CudaBuffer(0x10, (8,), "u64")
 device.launch(device.function("sweep", "sweep"), 1, 256, nowhere, nowhere, 1024)
 with pytest.raises(ninfer.EngineFailed) as caught:
     handle.result(timeout=30)
-assert isinstance(caught.value.cause, ninfer.DeviceError)
+assert isinstance(caught.value.cause, ninfer.DeviceError), repr(caught.value.cause)
 assert not engine.available
 engine.close()
 with pytest.raises(ninfer.DeviceError, match="new process"):

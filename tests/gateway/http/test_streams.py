@@ -13,7 +13,7 @@ import psutil
 import pytest
 from live.server import TINY, serving
 
-from ninfer import Chat, Engine, SamplingParams
+from ninfer import Chat, Engine, SamplingParams, SpecOptions
 
 CLIENTS = 64
 PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
@@ -96,6 +96,22 @@ def test_every_stream_is_the_engines_own_answer(wide):
     first, _ = asyncio.run(waves(wide, 0))
     assert first == alone(wide.engine, 0)
     assert wide.idle()
+
+
+def test_drafts_show_in_the_log_alone(wide, tmp_path):
+    path = tmp_path / "requests.jsonl"
+    greedy = {**body(PATHS[0], 3), "temperature": 0, "logprobs": True}
+    options = {"max_context": 512, "spec": SpecOptions("mtp"), "progress": False}
+    with Engine(TINY, **options) as engine, serving(engine, request_log=str(path)) as server:
+        drafted = server.post(PATHS[0], {**greedy, "stream": False}).json()["choices"]
+        streamed = said(PATHS[0], server.post(PATHS[0], greedy).text)
+    plain = wide.post(PATHS[0], {**greedy, "stream": False}).json()["choices"]
+    assert drafted[0]["message"] == plain[0]["message"]
+    assert streamed == plain[0]["message"]["content"]
+    tokens = [[entry["token"] for entry in choice["logprobs"]["content"]] for choice in (drafted[0], plain[0])]
+    assert tokens[0] == tokens[1]
+    for line in path.read_text().splitlines():
+        assert json.loads(line)["speculation"]["accepted"] > 0
 
 
 @pytest.mark.full
