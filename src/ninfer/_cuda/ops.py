@@ -178,7 +178,7 @@ class CudaOps:
 
     @property
     def _units(self) -> int:
-        """Blocks that attention cuts a few tokens' context into, at most: as many as run at once, so that none waits."""
+        """Blocks that attention cuts a few tokens' context into, at most: as many as run at once."""
         return 2 * int(self._device.multiprocessors)
 
     # Gated DeltaNet
