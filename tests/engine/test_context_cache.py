@@ -8,12 +8,23 @@ from pathlib import Path
 import pytest
 
 import ninfer
+import ninfer.runtime.instance
 from ninfer import CacheOptions, Chat, SamplingParams, TokenPrompt
+from ninfer.runtime.costs import GENERIC
 
 TINY = Path(__file__).parents[2] / "examples" / "tiny" / "tiny.ninfer"
 GREEDY = SamplingParams(temperature=0.0)
 ROOMY = CacheOptions(device_state_slots=24, max_continuations=40, max_shared_prefixes=40)
 SYSTEM = "You are terse. The code word is heliotrope. " * 4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fixed_prices():
+    """What is chosen must not depend on how fast this machine is just now."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ninfer.runtime.instance, "measure_transfers", lambda device: GENERIC.transfers)
+        patch.setattr(ninfer.runtime.instance, "measure_prefill", lambda *_: GENERIC.prefill)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -70,19 +70,20 @@ class Module:
     def __init__(self, path: Path) -> None:
         self._module = driver.cupy().RawModule(path=str(path))
         self._kernels: dict[str, Any] = {}
+        self._pointers: dict[str, int] = {}
         self._shared: dict[str, int] = {}
 
     def function(self, symbol: str, shared: int = 0) -> int:
         """The kernel ``symbol`` (extern "C"), allowed at least ``shared`` bytes of dynamic shared memory a block."""
-        known = self._kernels.get(symbol)
-        if known is None:
-            known = self._kernels[symbol] = self._module.get_function(symbol)
+        if symbol not in self._pointers:
+            kernel = self._kernels[symbol] = self._module.get_function(symbol)
             # one split of a multiprocessor's memory for all, or it drains between two kernels to change it
-            driver.checked(symbol, setattr, known, "preferred_shared_memory_carveout", 100)
+            driver.checked(symbol, setattr, kernel, "preferred_shared_memory_carveout", 100)
+            self._pointers[symbol] = driver.checked(symbol, lambda: kernel.kernel.ptr)
         if shared > self._shared.get(symbol, 48 << 10):  # one limit a kernel: what was allowed once stays allowed
-            driver.checked(symbol, setattr, known, "max_dynamic_shared_size_bytes", shared)
+            driver.checked(symbol, setattr, self._kernels[symbol], "max_dynamic_shared_size_bytes", shared)
             self._shared[symbol] = shared
-        return driver.checked(symbol, lambda: known.kernel.ptr)
+        return self._pointers[symbol]
 
 
 class Launcher:

@@ -178,8 +178,8 @@ class CudaOps:
 
     @property
     def _units(self) -> int:
-        """Blocks that attention cuts a few tokens' context into, about."""
-        return 4 * int(self._device.multiprocessors)
+        """Blocks that attention cuts a few tokens' context into, at most: as many as run at once."""
+        return 2 * int(self._device.multiprocessors)
 
     # Gated DeltaNet
     def gdn(

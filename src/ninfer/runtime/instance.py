@@ -15,6 +15,7 @@ from ninfer.errors import ArtifactError, InvalidRequest
 from ninfer.options import EngineOptions
 from ninfer.progress import Meter
 from ninfer.runtime.costs import GENERIC, CostModel
+from ninfer.runtime.measuring import measure_prefill, measure_transfers
 from ninfer.runtime.settings import CacheSettings, resolve
 
 if TYPE_CHECKING:
@@ -91,8 +92,10 @@ def open_instance(artifact: str | bytes | os.PathLike[Any] | ArtifactSource, opt
         )
         kept = Retention(cache.retained_kv_tokens, cache.host_state_slots, cache.host_kv_bytes)
         kv = None if isinstance(options.kv_capacity, str) else ExplicitKV(options.kv_capacity)
+        transfers = measure_transfers(device) if cache.enabled else GENERIC.transfers
         program = open_program(device, QwenText(model), shape, kv, kept)
         opened.callback(program.close)
+        costs = CostModel(transfers, measure_prefill(program, chunk, context)) if cache.enabled else GENERIC
         _return_freed_memory()
         name = contents.directory.metadata.get("name")
         return Instance(
@@ -104,7 +107,7 @@ def open_instance(artifact: str | bytes | os.PathLike[Any] | ArtifactSource, opt
             prefill_chunk=chunk,
             overlap=device.asynchronous,
             cache=cache,
-            costs=GENERIC,
+            costs=costs,
             close=opened.pop_all().close,
             bandwidth=device.read_bandwidth,
         )

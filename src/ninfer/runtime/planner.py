@@ -16,7 +16,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from ninfer.context import Assessment, Candidate, CheckpointRef, OwnerLevel, PlanningSession, Shortage, Target
+from ninfer.context import (
+    Assessment,
+    Candidate,
+    CheckpointRef,
+    OwnerLevel,
+    PlanningSession,
+    RecoveryRecipe,
+    Shortage,
+    Target,
+)
 from ninfer.contract import Handle
 from ninfer.errors import InvariantError
 from ninfer.runtime.costs import CostModel
@@ -173,6 +182,7 @@ class _Search:
         self._domains: dict[int, _Domain] = {}
         self._recovery: dict[Handle, dict[int, int]] = {}
         self._evicted: dict[Handle, int] = {}
+        self._prices: dict[int, tuple[object, int]] = {}  # with the object, which keeps its id
         candidates = question.candidates
         self._least = [costs.transfers_ns(c.min_restore) + costs.prefill_ns(c.prefill) for c in candidates]
         self._own_loss = [*question.losses, *[0] * (len(candidates) - len(question.losses))]
@@ -251,7 +261,7 @@ class _Search:
 
     def improve(self, best: _Assessed, budget: PlannerBudget, clock: Callable[[], int]) -> tuple[_Assessed, StopReason]:
         """Best-first over all targets, by lower bound. An expansion is stored whole or not at all."""
-        soft = min(budget.most_ns, max(budget.least_ns, best.cost // ONE // budget.fraction))
+        soft = min(budget.most_ns, max(budget.least_ns, best.now // budget.fraction))
         began = clock()
         queue: list[tuple[int, Target]] = []
         known: set[Target] = set()
@@ -344,8 +354,15 @@ class _Search:
         for checkpoint, worth in self.question.values[owner].weights.items():
             if worth:
                 ref = CheckpointRef(owner, checkpoint)
-                worst = max(worst, worth * (self.costs.recovery_ns(answer.recovery[ref]) - before[checkpoint]))
+                worst = max(worst, worth * (self._price(answer.recovery[ref]) - before[checkpoint]))
         return worst
+
+    def _price(self, recipes: tuple[RecoveryRecipe, ...]) -> int:
+        """Sessions answer with the same object as long as the answer is the same."""
+        known = self._prices.get(id(recipes))
+        if known is None:
+            known = self._prices[id(recipes)] = (recipes, self.costs.recovery_ns(recipes))
+        return known[1]
 
     def _has_place(self, target: Target, domain: _Domain, answer: Assessment) -> bool:
         for kind, short in self.question.slots_short.items():

@@ -110,6 +110,18 @@ def test_a_tools_round_trip(create):
     assert "21" in answer.content[0].text
 
 
+def test_the_clients_own_loop_over_tools(server, model):
+    @anthropic.beta_tool
+    def get_weather(city: str) -> str:
+        """Get the current weather for a city."""
+        return '{"temperature": 21}' if city == "Paris" else "?"
+
+    runner = server.anthropic().beta.messages.tool_runner(
+        model=model, max_tokens=100, messages=PARIS, tools=[get_weather], extra_body={"temperature": 0}, thread=False
+    )
+    assert "21" in runner.until_done().content[0].text
+
+
 def test_calls_stream_whole(stream):
     with stream(messages=PARIS, tools=[WEATHER]) as events:
         deltas = [event.partial_json for event in events if event.type == "input_json"]

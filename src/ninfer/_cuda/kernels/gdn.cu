@@ -54,12 +54,17 @@ template <bool VECTORS> struct State {
     // Its part of s^T k into parts [WARPS][WIDE].
     DEVICE void read(float* parts, const float* k) const {
         float sum[4] = {0, 0, 0, 0};
-#pragma unroll 8
-        for (int r = 0; r < ROWS; ++r) {
-            float x[4];
-            load4(x, own + r * WIDE);
+#pragma unroll 2
+        for (int r = 0; r < ROWS; r += 4) {
+            float kk[4];
+            load4(kk, k + first + r);
 #pragma unroll
-            for (int c = 0; c < 4; ++c) sum[c] += x[c] * k[first + r];
+            for (int i = 0; i < 4; ++i) {
+                float x[4];
+                load4(x, own + (r + i) * WIDE);
+#pragma unroll
+                for (int c = 0; c < 4; ++c) sum[c] += x[c] * kk[i];
+            }
         }
         store4(parts + first / ROWS * WIDE + column, sum);
     }
@@ -67,17 +72,22 @@ template <bool VECTORS> struct State {
     // s <- decay * s + k d^T, also to global memory where there is any; its part of s^T q into parts.
     DEVICE void advance(float decay, const float* k, const float (&d)[4], const float* q, float* parts, float* state, int dv) const {
         float sum[4] = {0, 0, 0, 0};
-#pragma unroll 8
-        for (int r = 0; r < ROWS; ++r) {
-            float x[4];
-            load4(x, own + r * WIDE);
+#pragma unroll 2
+        for (int r = 0; r < ROWS; r += 4) {
+            float kk[4], qq[4];
+            load4(kk, k + first + r), load4(qq, q + first + r);
 #pragma unroll
-            for (int c = 0; c < 4; ++c) {
-                x[c] = x[c] * decay + k[first + r] * d[c];
-                sum[c] += x[c] * q[first + r];
+            for (int i = 0; i < 4; ++i) {
+                float x[4];
+                load4(x, own + (r + i) * WIDE);
+#pragma unroll
+                for (int c = 0; c < 4; ++c) {
+                    x[c] = x[c] * decay + kk[i] * d[c];
+                    sum[c] += x[c] * qq[i];
+                }
+                if (!state) store4(own + (r + i) * WIDE, x);
+                else if (r + i < rows) store_quad<VECTORS>(state + (i64)(first + r + i) * dv, x, column, dv);
             }
-            if (!state) store4(own + r * WIDE, x);
-            else if (r < rows) store_quad<VECTORS>(state + (i64)(first + r) * dv, x, column, dv);
         }
         store4(parts + first / ROWS * WIDE + column, sum);
     }

@@ -34,52 +34,40 @@ DEVICE int value_at(int row, int column) { return row * SLICE + (column ^ (row &
 
 constexpr int SPAN = 8 + TAPS - 1;  // inputs of eight columns
 
-// 32 channels of a key head's convolution: of q, of k, or of v of one of its value heads; a lane's channel is its own.
-struct Channels {
-    int part, head, size, d, channel;  // which part and head of it; its features; the lane's feature, and in its part
-
-    DEVICE Channels(const Gdn& a, int key, int n, int lane) {
-        constexpr int RUNS = DK / SLICE;
-        const int ratio = (int)(a.nv / a.nk), runs = (int)(a.dv + SLICE - 1) / SLICE;
-        part = n < RUNS ? 0 : n < 2 * RUNS ? 1 : 2;
-        head = part < 2 ? key : key * ratio + (n - 2 * RUNS) / runs;
-        size = (int)(part < 2 ? a.dk : a.dv);
-        d = (part < 2 ? n % RUNS : (n - 2 * RUNS) % runs) * SLICE + lane;
-        channel = head * size + d;
-    }
-
-    static DEVICE int count(const Gdn& a) { return 2 * DK / SLICE + (int)(a.nv / a.nk) * ((int)(a.dv + SLICE - 1) / SLICE); }
-};
-
-// The inputs of columns first .. first + 7 and of those before, zeros from column `end` on; the weights.
+// Two channels of a part: their inputs at columns first .. first + 7 and before those, their weights, in bf16 pairs.
 struct Span {
-    u16 x[SPAN], w[TAPS];
+    u32 x[SPAN], w[TAPS];
 
-    DEVICE void fetch(const Gdn& a, int b, const Channels& c, int first, int end) {
-        const Inputs inputs(a, b, c.part);
-        const bool inside = c.d < c.size, plain = first >= TAPS - 1 && first + 8 <= end;
-        const u16* from = inputs.columns + (i64)(first - (TAPS - 1)) * inputs.n + c.channel;
-        if (plain && inside)
+    // `count` of the two channels exist; zeros else, and from column `end` on.
+    DEVICE void fetch(const Gdn& a, const Inputs& inputs, const u16* weights, int first, int end, int channel, int count) {
+        const bool pairs = count == 2 && inputs.n % 2 == 0;
+        if (pairs && first >= TAPS - 1 && first + 8 <= end) {
+            const u16* from = inputs.columns + (i64)(first - (TAPS - 1)) * inputs.n + channel;
 #pragma unroll
-            for (int r = 0; r < SPAN; ++r) x[r] = from[r * inputs.n];
-        if (!plain || !inside)
+            for (int r = 0; r < SPAN; ++r) x[r] = *(const u32*)(from + r * inputs.n);
+        } else {
 #pragma unroll
             for (int r = 0; r < SPAN; ++r) {
                 const int t = first + r - (TAPS - 1);
-                x[r] = inside && t < end && t > -(int)a.taps ? inputs.at(t, c.channel) : (u16)0;
+                const bool inside = t < end && t > -(int)a.taps;
+                x[r] = inside && count > 0 ? inputs.at(t, channel) : 0;
+                if (inside && count > 1) x[r] |= (u32)inputs.at(t, channel + 1) << 16;
             }
+        }
 #pragma unroll
         for (int j = 0; j < TAPS; ++j) {
             const int tap = j - TAPS + (int)a.taps;
-            w[j] = inside && tap >= 0 ? part_weights(a, c.part)[tap * inputs.channels + c.channel] : (u16)0;
+            const u16* from = weights + tap * inputs.channels + channel;
+            w[j] = tap >= 0 && count > 0 ? from[0] : 0;
+            if (tap >= 0 && count > 1) w[j] |= (u32)from[1] << 16;
         }
     }
 
-    DEVICE float convolved(int u) const {
-        float sum = 0;
+    DEVICE void convolve(float& y, float& z, int u) const {
+        y = z = 0;
 #pragma unroll
-        for (int j = 0; j < TAPS; ++j) sum += from_bf16(w[j]) * from_bf16(x[u + j]);
-        return silu(sum);
+        for (int j = 0; j < TAPS; ++j) y += low(w[j]) * low(x[u + j]), z += high(w[j]) * high(x[u + j]);
+        y = silu(y), z = silu(z);
     }
 };
 
@@ -96,28 +84,38 @@ DEVICE void make_chunk(const Gdn& a) {
     float* sums = below + GROUP * CHUNK * STRIDE;  // [ratio][CHUNK]: g, then G
     float* betas = sums + ratio * CHUNK;
 
-    // a warp eight columns; the next channels are on their way while these are convolved
+    // A warp eight columns: q, k, and v of every value head, 64 channels at a time. The next channels are on their way while
+    // these are convolved.
     const int first = begin + 8 * warp;
     float* raw = below;  // [2][CHUNK][DK]: q and k before their norm
-    Span next;
 #pragma unroll 1
-    for (int n = -1; n < Channels::count(a); ++n) {
-        const Span now = next;
-        if (n + 1 < Channels::count(a)) next.fetch(a, b, Channels(a, key, n + 1, lane), first, width);
-        if (n < 0) continue;
-        const Channels c(a, key, n, lane);
-        float* values = (float*)(chunk_head(a, b, chunk, c.head) + HEAD) + c.d / SLICE * (VALUES / 4);
+    for (int h = -2; h < ratio; ++h) {
+        const int part = minimum(h + 2, 2), head = part < 2 ? key : key * ratio + h, size = part < 2 ? dk : (int)a.dv;
+        const int end = part < 2 ? DK : (size + SLICE - 1) / SLICE * SLICE;  // channels beyond `size` are zeros
+        const Inputs inputs(a, b, part);
+        const u16* weights = part_weights(a, part);
+        float* to = part < 2 ? raw + part * CHUNK * DK : (float*)(chunk_head(a, b, chunk, head) + HEAD);
+        Span next;
+#pragma unroll 1
+        for (int d = 2 * lane - 64; d < end; d += 64) {
+            const Span now = next;
+            if (d + 64 < end) next.fetch(a, inputs, weights, first, width, head * size + d + 64, minimum(2, size - d - 64));
+            if (d < 0) continue;
 #pragma unroll
-        for (int u = 0; u < 8; ++u) {
-            const int row = 8 * warp + u;
-            const float y = first + u < width ? now.convolved(u) : 0.0f;
-            if (c.part == 2) values[value_at(row, lane)] = y;
-            else raw[(c.part * CHUNK + row) * DK + c.d] = y;
+            for (int u = 0; u < 8; ++u) {
+                const int row = 8 * warp + u;
+                float y[2];
+                now.convolve(y[0], y[1], u);
+                const bool inside = first + u < width;
+                float* pair = part < 2 ? to + row * DK + d : to + d / SLICE * (VALUES / 4) + value_at(row, d % SLICE);
+                pair[0] = inside ? y[0] : 0.0f, pair[1] = inside ? y[1] : 0.0f;
+            }
         }
-        if (a.record_c && c.d < c.size)
-#pragma unroll
-            for (int u = 0; u < 8; ++u)
-                if (first + u < width) a.record_c[(token + first + u) * channels_of(a) + c.part * keys + c.channel] = now.x[u + TAPS - 1];
+        if (a.record_c)
+            for (int i = thread(); i < minimum(CHUNK, width - begin) * size; i += threads()) {
+                const int t = begin + i / size, channel = head * size + i % size;
+                a.record_c[(token + t) * channels_of(a) + part * keys + channel] = inputs.columns[t * inputs.n + channel];
+            }
     }
     sync_warp();
 #pragma unroll 1

@@ -179,7 +179,9 @@ FIELDS = Record(
         *EXTENSIONS,
         neutral("metadata", Record((neutral("user_id", Text(), "whom the answer is for"),)), "about the request"),
         fixed("service_tier", "there is one", "auto", "standard_only"),
-        *refused("container", "diagnostics", "inference_geo"),
+        *refused("thread", doc="nothing is stored: send the conversation"),
+        *refused("billing_policy", "compaction", "container", "context_management", "diagnostics"),
+        *refused("fallback_credit_token", "fallbacks", "inference_geo", "mcp_servers"),
     )
 )
 

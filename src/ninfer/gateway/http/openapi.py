@@ -8,7 +8,19 @@ from ninfer import __version__
 from ninfer.gateway.http import chat_completions, messages, responses
 from ninfer.gateway.http.shapes import Record
 
-_ANSWERS = {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {"schema": {"type": "string"}}}
+_CHAT = {
+    "id": "string",
+    "object": "string",
+    "created": "integer",
+    "model": "string",
+    "choices": "array",
+    "usage": "object",
+}
+_RESPONSE = {"id": "string", "object": "string", "created_at": "integer", "model": "string", "status": "string",
+             "output": "array", "usage": "object"}  # fmt: skip
+_MESSAGE = {"id": "string", "type": "string", "role": "string", "model": "string", "content": "array",
+            "stop_reason": "string", "usage": "object"}  # fmt: skip
+_COUNT = {"input_tokens": "integer"}
 _OPENAI_ERROR = {
     "type": "object",
     "properties": {
@@ -59,10 +71,10 @@ def document(model: str, *, keyed: bool = False) -> dict[str, Any]:
         "components": {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
         "security": [{"key": []}] if keyed else [],
         "paths": {
-            "/v1/chat/completions": _generation(chat_completions.FIELDS, model, "429", _OPENAI_ERROR),
-            "/v1/responses": _generation(responses.FIELDS, model, "429", _OPENAI_ERROR),
-            "/v1/messages": _generation(messages.FIELDS, model, "529", _ANTHROPIC_ERROR),
-            "/v1/messages/count_tokens": _generation(messages.COUNT_FIELDS, model, "529", _ANTHROPIC_ERROR),
+            "/v1/chat/completions": _generation(chat_completions.FIELDS, model, _CHAT, "429", _OPENAI_ERROR),
+            "/v1/responses": _generation(responses.FIELDS, model, _RESPONSE, "429", _OPENAI_ERROR),
+            "/v1/messages": _generation(messages.FIELDS, model, _MESSAGE, "529", _ANTHROPIC_ERROR),
+            "/v1/messages/count_tokens": _generation(messages.COUNT_FIELDS, model, _COUNT, "529", _ANTHROPIC_ERROR),
             "/v1/models": _reading("the served model"),
             "/v1/models/{model}": {
                 **_reading("the served model", {"404": "another model"}),
@@ -75,16 +87,22 @@ def document(model: str, *, keyed: bool = False) -> dict[str, Any]:
     }
 
 
-def _generation(fields: Record, model: str, overloaded: str, error: dict[str, Any]) -> dict[str, Any]:
+def _generation(
+    fields: Record, model: str, answer: dict[str, str], overloaded: str, error: dict[str, Any]
+) -> dict[str, Any]:
+    """A POST. answer: the types of the members that every answer has."""
     body = fields.schema()
     body["properties"]["model"] = {"type": "string", "enum": [model]}
     refusals = {**_REFUSALS, overloaded: "as many requests are running as the server takes"}
     written = {"application/json": {"schema": error}}
+    members = {name: {"type": kind} for name, kind in answer.items()}
+    whole = {"application/json": {"schema": {"type": "object", "properties": members, "required": list(members)}}}
+    streamed = {"text/event-stream": {"schema": {"type": "string"}}} if "stream" in body["properties"] else {}
     return {
         "post": {
             "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
             "responses": {
-                "200": {"description": "the answer", "content": _ANSWERS},
+                "200": {"description": "the answer", "content": {**whole, **streamed}},
                 **{status: {"description": what, "content": written} for status, what in refusals.items()},
             },
         }

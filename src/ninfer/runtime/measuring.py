@@ -1,0 +1,93 @@
+"""Prices for the planner, measured once on the device that an engine runs on, in some milliseconds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from ninfer.context import AdoptionTicket, Target
+from ninfer.contract import (
+    Device,
+    LimitReason,
+    PreparedRequest,
+    ProgramPort,
+    RequestId,
+    RowDecision,
+    SamplingSpec,
+)
+from ninfer.identity import PrefixIdentity, digest_chain
+from ninfer.runtime.costs import PrefillRate, Q, TransferRate
+
+SMALL, LARGE = 4 << 10, 4 << 20
+"""Bytes of the two copies of each direction: one that shows what a call costs, one that shows what a byte costs."""
+PROMPT = 16
+"""Tokens of the measured prefill, beyond the first."""
+TOKENS_OF_A_UNIT = 64
+"""A token is taken to cost at least that part of a unit of one token, most of which is reading the weights."""
+PAIRS_OF_A_TOKEN = 8192
+"""Tokens in the context at which attention is taken to cost as much as everything else about a token."""
+
+
+def measure_transfers(device: Device) -> Mapping[str, TransferRate]:
+    """Time copies of each direction. To be called before anything is recorded on the device."""
+    arena = device.arena(2 * LARGE)
+    try:
+        near, far = arena.buffer(0, (LARGE,), "u8"), arena.buffer(LARGE, (LARGE,), "u8")
+        host = device.host((LARGE,), "u8")
+        return {
+            "d2h": _rate(device, lambda n: device.download(host[:n], near.head(n))),
+            "h2d": _rate(device, lambda n: device.upload(near.head(n), host[:n])),
+            "d2d": _rate(device, lambda n: device.copy(far.head(n), near.head(n))),
+        }
+    finally:
+        arena.close()
+
+
+def measure_prefill(program: ProgramPort, chunk: int, context: int) -> PrefillRate:
+    """Time two short prompts, of at most ``chunk`` and ``context`` tokens. Leaves nothing behind."""
+    longer = min(PROMPT, chunk - 1, context - 1)
+    one, more = (min(_prompt_ns(program, n) for _ in range(2)) for n in (1, 1 + max(longer, 0)))
+    token_q32 = max(((more - one) << Q) // max(longer, 1), (one << Q) // TOKENS_OF_A_UNIT)
+    return PrefillRate(one, token_q32, token_q32 // PAIRS_OF_A_TOKEN)
+
+
+def _rate(device: Device, copy: Callable[[int], None]) -> TransferRate:
+    def nanoseconds(n: int) -> int:
+        event = device.event()
+        began = time.perf_counter_ns()
+        copy(n)
+        event.record()
+        event.wait()
+        return time.perf_counter_ns() - began
+
+    small, large = (min(nanoseconds(n) for _ in range(3)) for n in (SMALL, LARGE))
+    return TransferRate(0, small, max(1, (max(0, large - small) << Q) // LARGE))
+
+
+def _prompt_ns(program: ProgramPort, tokens: int) -> int:
+    """Nanoseconds from the start of a prompt's prefill to its first token."""
+    ids = np.zeros(tokens, np.int32)
+    positions = np.broadcast_to(np.arange(tokens, dtype=np.int32), (3, tokens))
+    identity = PrefixIdentity(ids, np.zeros(tokens, np.uint8), positions)
+    sampling = SamplingSpec(0.0, 1.0, 1, 0.0, 0.0, 0.0, 0)
+    request = PreparedRequest(
+        RequestId(0), 0, identity, digest_chain(identity), 1, 1, LimitReason.OUTPUT_LIMIT, sampling,
+        participation="disabled",
+    )  # fmt: skip
+    root = program.inspect(None, request, False)
+    assert root is not None
+    plan = program.open_session(request, 0, (root,), ()).seal(Target(0, ()))
+    program.start(plan, AdoptionTicket(plan.id, plan.lane, plan.manifest))
+    program.poll()
+    sequence = program.commit_transaction().sequence
+    assert sequence is not None
+    began = time.perf_counter_ns()
+    program.prefill(sequence, tokens)
+    batch = program.finalize_prefill((sequence,), None)
+    program.wait(batch)
+    took = time.perf_counter_ns() - began
+    program.commit(batch, [RowDecision(1, terminal=True)])
+    program.discard(sequence)
+    return took

@@ -1,0 +1,26 @@
+"""Prices measured at the start of an engine."""
+
+from __future__ import annotations
+
+from fakes.symbolic import SymbolicDevice, SymbolicModel
+
+from ninfer.program import ExplicitKV, KVCodec, Shape, open_program
+from ninfer.runtime.costs import Q
+from ninfer.runtime.measuring import TOKENS_OF_A_UNIT, measure_prefill, measure_transfers
+
+
+def test_measuring_gives_usable_prices_and_leaves_nothing():
+    for chunk, context in ((32, 128), (4, 64), (1, 1)):
+        device = SymbolicDevice()
+        transfers = measure_transfers(device)
+        assert device.held == 0
+        shape = Shape(rows=2, context=context, chunk=chunk, control=1, codec=KVCodec.FP32, vocabulary=37)
+        program = open_program(device, SymbolicModel(), shape, ExplicitKV(2 * max(context, 64)))
+        before = program.audit()
+        prefill = measure_prefill(program, chunk, context)
+        assert program.audit() == before
+        assert set(transfers) == {"d2h", "h2d", "d2d"}
+        assert all(rate.op_ns > 0 and rate.byte_q32 >= 1 for rate in transfers.values())
+        assert prefill.chunk_ns > 0
+        assert prefill.token_q32 >= (prefill.chunk_ns << Q) // TOKENS_OF_A_UNIT
+        program.close()
