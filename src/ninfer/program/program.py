@@ -285,8 +285,9 @@ class Program:
     # -- facts ---------------------------------------------------------------------------------------------------
 
     def audit(self) -> Mapping[str, int]:
-        return audit(self.store) | {
-            "transactions": int(self._transactions.open is not None),
+        settled = self._transactions.open is None
+        return audit(self.store, settled) | {
+            "transactions": int(not settled),
             "pending_rows": len(self._pending.records) if self._pending else 0,
         }
 
