@@ -63,7 +63,7 @@ class Row:
 class Opened:
     plan: ResourcePlan
     before: dict[str, int]
-    pages: int
+    pages: dict[PoolKind, int]
     states: int
     request: PreparedRequest | None = None
     row: Row | None = None
@@ -137,8 +137,10 @@ class ContextMachine(RuleBasedStateMachine):
         assert self.recoveries_never_fall(session, target)
         incoming, (pages, images) = session._incoming[0], session._moves(target)
         _, snapshot = session._shortages(incoming, pages, images)
-        moves, units = pages[PoolKind.MAIN], incoming.units.get(PoolKind.MAIN, 0)
-        left = self.store.kv[PoolKind.MAIN].pool.available + len(moves.device) + len(moves.demoted) - units
+        left = {}
+        for kind, kv in self.store.kv.items():
+            freed = len(pages[kind].device) + len(pages[kind].demoted)
+            left[kind] = kv.pool.available + freed - incoming.units.get(kind, 0)
         slots = self.store.states.available + len(images.device) + len(images.demoted)
         slots -= 0 if snapshot else max(0, incoming.states)
         plan = session.seal(target)
@@ -279,9 +281,8 @@ class ContextMachine(RuleBasedStateMachine):
 
     def check_projection(self) -> None:
         """Everything has been taken that the session projected, and nothing else."""
-        opened, kv = self.opened, self.store.kv[PoolKind.MAIN]
-        assert kv.pool.available == opened.pages
-        assert self.store.states.available == opened.states
+        assert {kind: kv.pool.available for kind, kv in self.store.kv.items()} == self.opened.pages
+        assert self.store.states.available == self.opened.states
 
     @precondition(lambda self: self.opened is not None)
     @rule()
@@ -353,9 +354,10 @@ class ContextMachine(RuleBasedStateMachine):
         if fault:
             self.device.faults[fault] = 0
         sequences = [row.sequence for row in rows]
+        licences = [UnitLicense(min(self.window, row.room - 1)) for row in rows]
         try:
             if started:
-                batch = self.program.decode(sequences, [UnitLicense()] * len(rows), None)
+                batch = self.program.decode(sequences, licences, None)
             else:
                 batch = self.program.finalize_prefill(sequences, None)
             self.program.wait(batch)
@@ -364,19 +366,19 @@ class ContextMachine(RuleBasedStateMachine):
             for row in rows:
                 row.ended = True
             return
-        assert [r.tokens for r in batch.rows] == [(row.oracle.draw(),) for row in rows]
         decisions = []
         for i, (row, produced) in enumerate(zip(rows, batch.rows)):
             if last == "cancel" and i == 0:
                 decisions.append(RowDecision(0, terminal=True, cancelled=True))
                 row.ended = True
                 continue
-            terminal = row.room == 1 or (last == "end" and i == 0)
-            decisions.append(RowDecision(1, terminal=terminal))
             if started:
                 self.settles([row])
-            row.oracle.accept(produced.tokens)
-            row.started, row.ended = True, terminal
+            for token in produced.tokens:
+                assert token == row.oracle.draw()
+                row.oracle.accept([token])
+            row.started, row.ended = True, row.room == 0 or (last == "end" and i == 0)
+            decisions.append(RowDecision(len(produced.tokens), terminal=row.ended))
         self.program.commit(batch, decisions)
 
     @precondition(lambda self: any(row.executed >= row.prompt and row.room > 0 for row in self.running()))

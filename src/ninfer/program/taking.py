@@ -113,9 +113,9 @@ def _take_checkpoint(store: Store, sealed: SealedPlan, taken: Taken) -> None:
     record = store.sequences.get(sequence)
     if offer.shared:
         for kind, kv in store.kv.items():
-            F = checkpoint_tokens(kind, offer.frontier)
+            tokens = checkpoint_tokens(kind, offer.frontier)
             branch = kv.open_branch(
-                record.spaces[kind], F, max(1, pages(F)), consume=False, in_place=False, active=False
+                record.spaces[kind], tokens, pages(tokens), consume=False, in_place=False, active=False
             )
             if branch is None:
                 raise InvariantError(f"{kind.name}: pages that a plan counted on are not there")

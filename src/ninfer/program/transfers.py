@@ -92,8 +92,8 @@ class Transfers:
     def _image(self, slot: int, host: int, copy: Callable[[Buffer, Array], None], direction: str) -> None:
         arrays = self._host_images.get(host)
         if arrays is None:
-            arrays = [self._device.host((1, *b.shape[1:]), b.dtype) for b in self._images]
-            self._host_images[host] = arrays
+            slab = self._device.host((self.image_bytes,), "u8")
+            arrays = self._host_images[host] = self._planes_of(slab, self._images, 1)
         for buffer, array in zip(self._images, arrays):
             copy(buffer.slice(slot, slot + 1), array)
             self._count(direction, buffer, 1)
@@ -103,10 +103,14 @@ class Transfers:
         slab = self._slabs.get(slot.superblock)
         if slab is None:
             slab = self._slabs[slot.superblock] = self._device.host((self._arena.superblock,), "u8")
-        views, at, slots = [], 0, self._arena.slots[slot.pool]
-        for b in self._planes[slot.pool]:
-            end = at + slots * (b.nbytes // b.shape[0])
-            views.append(slab[at:end].view(self._types[b.dtype]).reshape(slots, *b.shape[1:]))
+        return self._planes_of(slab, self._planes[slot.pool], self._arena.slots[slot.pool])
+
+    def _planes_of(self, slab: Array, buffers: Sequence[Buffer], n: int) -> list[Array]:
+        """``n`` rows of each buffer, one buffer after the other."""
+        views, at = [], 0
+        for b in buffers:
+            end = at + n * (b.nbytes // b.shape[0])
+            views.append(slab[at:end].view(self._types[b.dtype]).reshape(n, *b.shape[1:]))
             at = end
         return views
 

@@ -48,8 +48,8 @@ class KVStore:
         in_place: a partial last page is kept, not copied; only a consumed source's unshared page may be. One branch
         is open at a time. Its pages are pinned until ``close_branch`` or ``drop_branch``.
         """
-        if not 1 <= entitlement <= self.logical_pages or self._branch is not None:
-            raise InvariantError(f"{self.kind.name}: no branch of {entitlement} pages, 1..{self.logical_pages}")
+        if not int(active) <= entitlement <= self.logical_pages or self._branch is not None:
+            raise InvariantError(f"{self.kind.name}: no branch of {entitlement} pages, {self.logical_pages} at most")
         blocks: list[Handle] = []
         if source is not None:
             space = self.spaces.get(source)
