@@ -39,7 +39,7 @@ StopReason = Literal[
 @dataclass(frozen=True, slots=True)
 class PlannerBudget:
     """Of the optional search alone. targets: stored. assessments: made. Its time, nanoseconds, is ``1/fraction`` of
-    what the best plan so far is predicted to cost, but within ``least_ns..most_ns``."""
+    what the request is predicted to wait by the best plan so far, but within ``least_ns..most_ns``."""
 
     targets: int = 4096
     assessments: int = 512
