@@ -71,6 +71,7 @@ class Opened:
 class ContextMachine(RuleBasedStateMachine):
     window = 0
     """Drafts of a round; with any, every history has a second pool."""
+    drafting: bool | str = False
 
     @initialize(
         rows=st.integers(1, 3),
@@ -86,8 +87,8 @@ class ContextMachine(RuleBasedStateMachine):
         retention = Retention(extra * 64, host_states, host_pages * size, size)
         self.device = SymbolicDevice(delayed=True)
         kv = ExplicitKV((max(4, rows) + min(extra, 4 * rows + extra - max(4, rows))) * 64)
-        model = SymbolicModel(VOCABULARY, drafting=self.window > 0)
-        self.program = open_program(self.device, model, shape, kv, retention)
+        self.model = SymbolicModel(VOCABULARY, drafting=self.drafting)
+        self.program = open_program(self.device, self.model, shape, kv, retention)
         self.store = self.program.store
         self.first = self.program.audit()
         self.lanes = rows
@@ -353,6 +354,7 @@ class ContextMachine(RuleBasedStateMachine):
             self.device.faults[fault] = 0
         sequences = [row.sequence for row in rows]
         licences = [UnitLicense(min(self.window, row.room - 1)) for row in rows]
+        self.model.seen.clear()
         try:
             if started:
                 batch = self.program.decode(sequences, licences, None)
@@ -377,6 +379,8 @@ class ContextMachine(RuleBasedStateMachine):
                 row.oracle.accept([token])
             row.started, row.ended = True, row.room == 0 or (last == "end" and i == 0)
             decisions.append(RowDecision(len(produced.tokens), terminal=row.ended))
+            if self.drafting == "block":
+                assert self.model.seen[2 * i : 2 * i + 2] == row.oracle.context()
         self.program.commit(batch, decisions)
 
     @precondition(lambda self: any(row.executed >= row.prompt and row.room > 0 for row in self.running()))
@@ -447,9 +451,19 @@ class ContextMachine(RuleBasedStateMachine):
 
 class DraftingMachine(ContextMachine):
     window = 3
+    drafting = True
+
+
+class CompanionMachine(ContextMachine):
+    """The companion's own state, paged and in the image, comes along wherever a history goes."""
+
+    window = 3
+    drafting = "block"
 
 
 TestContext = ContextMachine.TestCase
 TestContext.settings = settings(max_examples=EXAMPLES, stateful_step_count=50)
 TestDrafting = DraftingMachine.TestCase
 TestDrafting.settings = settings(max_examples=max(1, EXAMPLES // 3), stateful_step_count=50)
+TestCompanion = CompanionMachine.TestCase
+TestCompanion.settings = settings(max_examples=max(1, EXAMPLES // 3), stateful_step_count=50)

@@ -325,7 +325,9 @@ class Program:
         return self._pending
 
     def _map(self, record: SequenceRecord, width: int) -> None:
-        for kind, tokens in unit_touch(record.frontier, width, self.shape.window, self.shape.context).items():
+        for kind, tokens in unit_touch(
+            self.store.kv, record.frontier, width, self.shape.window, self.shape.context
+        ).items():
             self.store.kv[kind].ensure_mapped(record.spaces[kind], tokens)
 
     def _join(self, record: SequenceRecord, token: int) -> None:
