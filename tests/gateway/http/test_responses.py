@@ -78,6 +78,14 @@ def test_every_item_is_opened_and_closed_once(create):
     assert [item.type for item in events[-1].response.output] == ["reasoning", "function_call", "function_call"]
 
 
+def test_a_call_that_is_whole_stays_so_when_the_answer_is_cut(create):
+    fields = {"input": "What is the weather in Paris and in Oslo?", "tools": [WEATHER], "max_output_tokens": 36}
+    whole, *_, last = create(**fields), *create(**fields, stream=True)
+    for answer in (whole, last.response):
+        assert answer.status == "incomplete"
+        assert [(item.name, item.status) for item in answer.output] == [("get_weather", "completed")]
+
+
 def test_the_stream_helper(server, model):
     stream = server.openai().responses.stream(model=model, input=ASK, temperature=0, reasoning={"effort": "low"})
     with stream as events:

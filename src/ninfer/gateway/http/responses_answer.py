@@ -12,7 +12,17 @@ from ninfer.gateway.http.sse import frame
 from ninfer.gateway.http.translate import Served, logprob_entries
 from ninfer.results import Delta, Event, GenerationResult, GenerationStart, TokenLogprob, ToolCall, ToolCallEvent, Usage
 
-_ECHOED = ("instructions", "max_output_tokens", "metadata", "reasoning", "temperature", "text", "tools", "top_p")
+_ECHOED = (
+    "instructions",
+    "max_output_tokens",
+    "metadata",
+    "prompt_cache_key",
+    "reasoning",
+    "temperature",
+    "text",
+    "tools",
+    "top_p",
+)
 
 
 class ResponsesEncoder:
@@ -61,8 +71,9 @@ class ResponsesEncoder:
             items.append(_reasoning(_id("rs"), result.thinking))
         if result.text or not (result.thinking or result.tool_calls):
             items.append(_message(_id("msg"), result.text, logprob_entries(logprobs, self.served)))
+        if not result.tool_calls:  # calls are whole, and close what was before them
+            items[-1]["status"] = status
         items += [self._call(call) for call in result.tool_calls]
-        items[-1]["status"] = status
         return self._response(status, items, result.usage)
 
     def _response(self, status: str, items: list[dict[str, Any]], usage: Usage | None = None) -> dict[str, Any]:
