@@ -15,9 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ninfer.contract import Buffer
+
+if TYPE_CHECKING:
+    from ninfer.block_ops import BlockOps
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +202,11 @@ class Drafts:
 
 class Ops(Protocol):
     """Operations of one device. Shapes are the contract; format and shape dispatch lives inside an Op."""
+
+    @property
+    def block(self) -> BlockOps:
+        """Operations of block drafting."""
+        ...
 
     # weights
     def matrix(self, segments: Sequence[Segment]) -> Matrix:

@@ -213,17 +213,17 @@ class SpecOptions:
     """Speculative decoding: tokens are drafted cheaply and verified together; every token's distribution stays that of
     ordinary sampling. Errors: InvalidRequest naming the field.
 
-    backend: "none", or "mtp": the model's own multi-token-prediction module, which the artifact must hold.
-    draft_tokens: most tokens drafted for a round, 1..7.
+    backend: "none", "mtp" (the model's own multi-token-prediction module) or "dflash" (a block-drafting companion). The
+    artifact must hold it. draft_tokens: most tokens drafted for a round, 1..7; ``None``: 3 with "mtp", else 7.
     """
 
-    backend: str = attrs.field(default="none", validator=_choice("none", "mtp"))
-    draft_tokens: int = attrs.field(default=3, validator=_integer(1, 7), kw_only=True)
+    backend: str = attrs.field(default="none", validator=_choice("none", "mtp", "dflash"))
+    draft_tokens: int | None = attrs.field(default=None, validator=_integer(1, 7, optional=True), kw_only=True)
 
     @property
     def window(self) -> int:
         """Drafts of a round; 0 without speculation."""
-        return 0 if self.backend == "none" else self.draft_tokens
+        return 0 if self.backend == "none" else self.draft_tokens or (3 if self.backend == "mtp" else 7)
 
 
 def _as_spec(value: Any) -> Any:

@@ -70,6 +70,9 @@ class Session:
             return None
         return self._budget - self.thinking_tokens
 
+    def prepare(self) -> None:
+        self._rule(self._pending is None, "prepare during a preview")
+
     def preview(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] | None = None) -> Preview:
         self._faults.check("preview", "before")
         self._rule(not self._over and self._pending is None, "preview out of order")

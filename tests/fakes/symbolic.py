@@ -12,19 +12,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ninfer.contract import DeviceMemory
 from ninfer.errors import DeviceError, OutOfDeviceMemory
 from ninfer.program.layout import KVGeometry, PoolKind
+from ninfer.program.text import BlockShape
 
 NUMPY = {
     "u8": np.uint8, "i8": np.int8, "f16": np.float16, "bf16": np.uint16, "i32": np.int32, "u32": np.uint32,
     "f32": np.float32, "i64": np.int64, "u64": np.uint64,
 }  # fmt: skip
 WORD = (1 << 64) - 1
+RING = 20
+"""Columns that a companion's window spans."""
 
 
 def mix(*words: int) -> int:
@@ -312,6 +315,16 @@ class SymbolicDevice:
 class SymbolicOps:
     def __init__(self, device: SymbolicDevice) -> None:
         self.device = device
+        self.block = self
+
+    def begin(self, tokens, start, width, decided, kept, rows, mask) -> None:
+        def run() -> None:
+            n = kept.array + 1
+            start.array[:], width.array[:] = rows.start.array + n, n
+            tokens.array[:] = mask
+            tokens.array[:, 0] = decided.array[np.arange(rows.B), n - 1]
+
+        self.device.submit("begin", run)
 
     def sample_scratch(self, positions: int, vocab: int) -> int:
         return 0
@@ -392,17 +405,23 @@ class SymbolicOps:
 class SymbolicModel:
     vocabulary: int = 37
     hidden_size: int = 1
-    drafting: bool = False
-    """Whether it has a module that drafts; ``guess`` says what."""
+    drafting: bool | str = False
+    """Whether it has a module that drafts, or with "block" a companion; ``guess`` says what."""
     guess: Callable[[int, int], int] = lambda hidden, token: mix(hidden, token)
+    seen: list[int] = field(default_factory=list)
+    """Hashes of the context that each row's block saw, of all of it and of its end."""
 
     @property
     def kv_geometries(self) -> dict[PoolKind, KVGeometry]:
-        kinds = (PoolKind.MAIN, PoolKind.MTP) if self.drafting else (PoolKind.MAIN,)
+        own = {False: (), True: (PoolKind.MTP,), "block": (PoolKind.DRAFT_FULL,)}[self.drafting]
+        kinds = (PoolKind.MAIN, *own)
         return {kind: KVGeometry(1, 1, 1) for kind in kinds}
 
-    def draft_bytes(self, rows: int) -> int:
-        return 100
+    def draft_bytes(self, rows: int, window: int) -> int:
+        return 100 * window
+
+    def block(self, window: int) -> BlockShape | None:
+        return BlockShape(window + 2, 1) if self.drafting == "block" else None
 
     def state_bytes(self, activation: str) -> int:
         return 8
@@ -421,6 +440,8 @@ class SymbolicModel:
             scope.buffer("records", (p.recorded,), "u64"),
             scope.buffer("workspace", (p.columns, 1), "u64"),
             self.guess,
+            scope.buffer("state", (p.slots, min(RING + p.unsettled, p.context)), "u64") if p.block else None,
+            self.seen,
         )
 
 
@@ -434,13 +455,15 @@ class PlacedSymbolicModel:
     record: HostBuffer
     x: HostBuffer
     guess: Callable[[int, int], int]
+    ring: HostBuffer | None
+    seen: list[int]
 
     def planes(self, pool) -> tuple[HostBuffer, ...]:
         return (self.columns[pool],)
 
     @property
     def images(self) -> tuple[HostBuffer, ...]:
-        return (self.state,)
+        return (self.state, self.ring) if self.ring else (self.state,)
 
     def forward(self, rows, recorded: bool = False) -> None:
         self.device.submit("forward", lambda: self._forward(rows, recorded))
@@ -477,6 +500,40 @@ class PlacedSymbolicModel:
                 columns[table[p >> 6], p & 63] = mix(hidden[i, 0], tokens[i], *axes)
                 seen = columns[table[: (p >> 6) + 1]].reshape(-1)[: p + 1]
                 out.array[i, 0] = self.guess(context_hash(seen), int(tokens[i]))
+
+    def append(self, rows) -> None:
+        def run() -> None:
+            full, ring = self.columns[PoolKind.DRAFT_FULL].array, self.ring.array
+            for b in range(rows.B):
+                table = self.tables[PoolKind.DRAFT_FULL].array[rows.table.array[b]]
+                start, slot = int(rows.start.array[b]), rows.write.array[b]
+                for w in range(int(rows.width.array[b])):
+                    column = mix(self.x.array[b * rows.W + w, 0])
+                    full[table[(start + w) >> 6], (start + w) & 63] = column
+                    ring[slot, (start + w) % ring.shape[1]] = column
+
+        self.device.submit("append", run)
+
+    def block(self, rows, index, out) -> None:
+        def run() -> None:
+            full, ring = self.columns[PoolKind.DRAFT_FULL].array, self.ring.array
+            hashes = []
+            for b in range(rows.B):
+                table = self.tables[PoolKind.DRAFT_FULL].array[rows.table.array[b]]
+                start = int(rows.start.array[b])
+                tail = ring[rows.read.array[b], np.arange(max(0, start - RING), start) % ring.shape[1]]
+                hashes.append(context_hash(full[table[: (start + 63) >> 6]].reshape(-1)[:start]))
+                self.seen += [hashes[-1], context_hash(tail)]
+            tokens = rows.tokens.array.reshape(rows.B, rows.W)
+            for n, i in enumerate(index.array):
+                b, column = divmod(int(i), rows.W)
+                out.array[n, 0] = self.guess(hashes[b] + column, int(tokens[b, 0]))
+
+        self.device.submit("block", run)
+
+    def carry(self, read: int, write: int) -> None:
+        if self.ring:
+            self.device.copy(self.ring.slice(write, write + 1), self.ring.slice(read, read + 1))
 
     def hidden(self, index, out) -> None:
         def run() -> None:
@@ -519,6 +576,16 @@ class Oracle:
             h = mix(h, token, *axes)
             columns.append(h)
         return h, mix(h, context_hash(np.array(columns, np.uint64)))
+
+    def context(self) -> list[int]:
+        """Hashes of what a companion must have seen of all tokens but the last: of all of it, and of its end."""
+        h, columns, features, identity = 0, [], [], self.request.identity
+        for p, token in enumerate(self.ledger[:-1]):
+            axes = identity.positions[:, p] if p < self.prompt else [p + identity.rope_delta] * 3
+            h = mix(h, token, *axes)
+            columns.append(h)
+            features.append(mix(mix(h, context_hash(np.array(columns, np.uint64)))))
+        return [context_hash(np.array(part, np.uint64)) for part in (features, features[-RING:])]
 
     def draw(self, mask: np.ndarray | None = None) -> int:
         """The token the request must sample next; -1 where no id is legal."""

@@ -534,6 +534,11 @@ class SessionMachine(RuleBasedStateMachine):
         ids = list(self.session.control)
         self.open = ("forced", ids, self.session.preview_control(ids))
 
+    @rule()
+    def prepare(self):
+        """At any time, as often as one likes; it changes nothing."""
+        self.session.prepare()
+
     @precondition(lambda self: self.open is not None)
     @rule()
     def commit(self):

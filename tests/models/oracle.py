@@ -25,10 +25,10 @@ from ninfer.artifact import (
     write_artifact,
 )
 from ninfer.models.qwen3_5.bind import RESOURCES
-from ninfer.models.qwen3_5.config import FULL, LINEAR, parse_text
+from ninfer.models.qwen3_5.config import FULL, LINEAR, SLIDING, parse_dflash, parse_text
 from ninfer.models.qwen3_5.geometries import text_geometry
 from ninfer.models.qwen3_5.packing import parents
-from ninfer.models.qwen3_5.parameters import mtp_parameters, text_parameters
+from ninfer.models.qwen3_5.parameters import dflash_parameters, mtp_parameters, text_parameters
 
 torch.set_num_threads(1)  # the models are tiny
 
@@ -105,6 +105,75 @@ def with_mtp(config: dict[str, Any], state: Weights, seed: int) -> Weights:
     }
 
 
+def random_dflash(config: dict[str, Any], seed: int) -> dict[str, Any]:
+    """A companion's component config for a text config."""
+    rng = np.random.default_rng(seed)
+
+    def pick(*values: Any) -> Any:
+        return values[rng.integers(len(values))]
+
+    layers, taps = pick(1, 2, 3), pick(1, 2, 3)
+    hk, ratio = pick((1, 3), (2, 2), (3, 1))
+    types = [pick(SLIDING, FULL) for _ in range(layers)]
+    draft = {
+        "architectures": ["DFlashDraftModel"], "model_type": "qwen3", "intermediate_size": pick(90, 122),
+        "num_attention_heads": hk * ratio, "num_key_value_heads": hk, "head_dim": pick(16, 26, 40),
+        "num_hidden_layers": layers, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_theta": float(pick(1e4, 1e7))}, "layer_types": types,
+        "dflash_config": {
+            "target_layer_ids": sorted(rng.permutation(config["num_hidden_layers"])[:taps].tolist()),
+            "mask_token_id": config["vocab_size"] - 3,
+        },
+    }  # fmt: skip
+    draft |= {"sliding_window": pick(3, 20, 70)} if SLIDING in types else {}
+    causal = pick(None, True, [bool(rng.integers(2)) for _ in range(layers)])
+    return draft if causal is None else draft | {"causal": causal}
+
+
+def dflash_state(config: dict[str, Any], draft: dict[str, Any], seed: int) -> Weights:
+    """A random companion under its checkpoint's names."""
+    rng, H, hd = np.random.default_rng(seed), config["hidden_size"], draft["head_dim"]
+    Q, K = draft["num_attention_heads"] * hd, draft["num_key_value_heads"] * hd
+    width, taps = draft["intermediate_size"], len(draft["dflash_config"]["target_layer_ids"])
+
+    def rounded(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+        return torch.from_numpy(values.astype(np.float32)).bfloat16().float().numpy()
+
+    def matrix(rows: int, columns: int) -> npt.NDArray[np.float32]:
+        return rounded(rng.normal(size=(rows, columns)) / math.sqrt(columns))
+
+    def norm(size: int) -> npt.NDArray[np.float32]:
+        return rounded(1 + 0.3 * rng.normal(size=size))
+
+    out = {"fc.weight": matrix(H, taps * H), "hidden_norm.weight": norm(H), "norm.weight": norm(H)}
+    for i in range(draft["num_hidden_layers"]):
+        p = f"layers.{i}."
+        out |= {f"{p}input_layernorm.weight": norm(H), f"{p}post_attention_layernorm.weight": norm(H)}
+        for name, size in (("q_proj", (Q, H)), ("k_proj", (K, H)), ("v_proj", (K, H)), ("o_proj", (H, Q))):
+            out[f"{p}self_attn.{name}.weight"] = matrix(*size)
+        out |= {f"{p}self_attn.q_norm.weight": norm(hd), f"{p}self_attn.k_norm.weight": norm(hd)}
+        for name, size in (("gate_proj", (width, H)), ("up_proj", (width, H)), ("down_proj", (H, width))):
+            out[f"{p}mlp.{name}.weight"] = matrix(*size)
+    return out
+
+
+def dflash_weights(draft: dict[str, Any], state: Weights) -> Weights:
+    """That state dict under the artifact's parameter names."""
+    out = {"feature_projection": state["fc.weight"], "context_norm": state["hidden_norm.weight"]}
+    out["final_norm"] = state["norm.weight"]
+    for i in range(draft["num_hidden_layers"]):
+        s, p = f"layers.{i}.", f"layers/{i}/"
+        out[f"{p}input_norm"] = state[f"{s}input_layernorm.weight"]
+        out[f"{p}post_attention_norm"] = state[f"{s}post_attention_layernorm.weight"]
+        for ours, theirs in (("query", "q_proj"), ("key", "k_proj"), ("value", "v_proj"), ("context_key", "k_proj"),
+                             ("context_value", "v_proj"), ("output", "o_proj"), ("query_norm", "q_norm"),
+                             ("key_norm", "k_norm")):  # fmt: skip
+            out[f"{p}attention/{ours}"] = state[f"{s}self_attn.{theirs}.weight"]
+        for part in ("gate", "up", "down"):
+            out[f"{p}mlp/{part}"] = state[f"{s}mlp.{part}_proj.weight"]
+    return {f"dflash/{name}": value for name, value in out.items()}
+
+
 def artifact_weights(config: dict[str, Any], state: Weights) -> Weights:
     """The state dict under the artifact's parameter names."""
     text = parse_text(config)
@@ -155,11 +224,18 @@ def artifact_weights(config: dict[str, Any], state: Weights) -> Weights:
     return out
 
 
-def write(path: Path, config: dict[str, Any], weights: Weights, *, matrices: str = "bf16") -> Artifact:
-    """Store weights by artifact name; matrices in one format, packed as the converter packs them."""
+def write(
+    path: Path, config: dict[str, Any], weights: Weights, *, matrices: str = "bf16",
+    dflash: dict[str, Any] | None = None,
+) -> Artifact:  # fmt: skip
+    """Store weights by artifact name; matrices in one format, packed as the converter packs them. dflash: config of a
+    companion whose weights are among them."""
     mtp = "mtp/input_projection" in weights
     text = parse_text(config, mtp=mtp)
-    specs = [*text_parameters(text, ("mtp",) if mtp else ()), *(mtp_parameters(text) if mtp else ())]
+    companions = [name for name, there in (("mtp", mtp), ("dflash", dflash)) if there]
+    specs = [*text_parameters(text, companions), *(mtp_parameters(text) if mtp else ())]
+    if dflash:
+        specs += dflash_parameters(parse_dflash(dflash, text), text.hidden_size)
     forms = {spec.name: spec.format or matrices for spec in specs}
     shapes = {spec.name: spec.shape for spec in specs}
     objects: list[Any] = [ResourceSpec(f"resource/{role}", 2) for role in RESOURCES["text"]]
@@ -177,6 +253,8 @@ def write(path: Path, config: dict[str, Any], weights: Weights, *, matrices: str
     if mtp:
         kind = "Qwen3_5MoeMTP" if "num_experts" in config else "Qwen3_5MTP"
         components["mtp"] = Component({"architectures": [kind]}, target="text")
+    if dflash:
+        components["dflash"] = Component(dflash, target="text")
     directory = plan_directory(
         components=components,
         objects=objects,

@@ -41,6 +41,14 @@ class Reference:
         """tokens [T], positions [3, T] -> [T, R]."""
         return self.head(self.hidden(tokens, positions))
 
+    def features(self, tokens: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], taps: list[int]) -> Array:
+        """Residuals behind the layers ``taps``, side by side [T, len(taps) * H]."""
+        x, out = self.w["model.embed_tokens.weight"][tokens], []
+        for i, kind in enumerate(self.c["layer_types"]):
+            x = self.layer(f"model.layers.{i}.", kind, x, positions)
+            out.append(x)
+        return np.concatenate([out[i] for i in taps], -1)
+
     def hidden(self, tokens: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> Array:
         """Final hidden states [T, H]."""
         x = self.w["model.embed_tokens.weight"][tokens]
@@ -140,3 +148,56 @@ class Reference:
             out[t] = np.einsum("hkv,hk->hv", state, q[t])
         out = rms(out, self.eps) * w[f"{p}norm.weight"] * silu(z)
         return out.reshape(T, -1) @ w[f"{p}out_proj.weight"].T
+
+
+class DFlash:
+    """A block-drafting companion: ``config`` its component config, ``weights`` its checkpoint's state dict."""
+
+    def __init__(self, config: dict[str, Any], weights: dict[str, npt.NDArray[Any]], embedding: Array) -> None:
+        self.c = config
+        self.w = {name: np.asarray(value, np.float64) for name, value in weights.items()}
+        self.embedding = embedding
+        self.eps = float(np.float32(config["rms_norm_eps"]))
+
+    def norm(self, x: Array, name: str) -> Array:
+        return rms(x, self.eps) * self.w[name]
+
+    def block(self, features: Array, anchor: int, columns: int) -> Array:
+        """Outputs [columns, H] of the block behind a history of features [F, m*H]."""
+        n, c = len(features), self.norm(features @ self.w["fc.weight"].T, "hidden_norm.weight")
+        y = self.embedding[[anchor] + [self.c["dflash_config"]["mask_token_id"]] * (columns - 1)]
+        own, other = n + np.arange(columns)[:, None], np.arange(n + columns)[None]
+        causal = np.broadcast_to(self.c.get("causal", False), len(self.c["layer_types"]))
+        for i, kind in enumerate(self.c["layer_types"]):
+            p, a = f"layers.{i}.", f"layers.{i}.self_attn."
+            seen = np.ones((columns, n + columns), bool)
+            if kind == "sliding_attention":
+                seen &= np.abs(own - other) < self.c["sliding_window"]
+            if causal[i]:
+                seen &= other <= own
+            u = self.norm(y, f"{p}input_layernorm.weight")
+            q = self.rope(self.heads(u, f"{a}q_proj", f"{a}q_norm"), n)
+            k = np.concatenate([self.heads(x, f"{a}k_proj", f"{a}k_norm") for x in (c, u)])
+            v = np.concatenate([self.heads(x, f"{a}v_proj") for x in (c, u)])
+            k, groups = self.rope(k, 0), q.shape[1] // k.shape[1]
+            scores = np.einsum("qhd,khd->hqk", q, np.repeat(k, groups, 1)) / np.sqrt(q.shape[-1])
+            weights = softmax(np.where(seen, scores, -np.inf))
+            mixed = np.einsum("hqk,khd->qhd", weights, np.repeat(v, groups, 1)).reshape(columns, -1)
+            y = y + mixed @ self.w[f"{a}o_proj.weight"].T
+            u, m = self.norm(y, f"{p}post_attention_layernorm.weight"), f"{p}mlp."
+            inner = silu(u @ self.w[f"{m}gate_proj.weight"].T) * (u @ self.w[f"{m}up_proj.weight"].T)
+            y = y + inner @ self.w[f"{m}down_proj.weight"].T
+        return self.norm(y, "norm.weight")
+
+    def heads(self, x: Array, projection: str, norm: str | None = None) -> Array:
+        y = (x @ self.w[f"{projection}.weight"].T).reshape(len(x), -1, self.c["head_dim"])
+        return y if norm is None else self.norm(y, f"{norm}.weight")
+
+    def rope(self, x: Array, first: int) -> Array:
+        n = self.c["head_dim"] // 2
+        inverse = (self.c["rope_parameters"]["rope_theta"] ** (-np.arange(n) / n)).astype(np.float32)
+        ordinals = np.arange(first, first + len(x), dtype=np.float32)
+        angle = (ordinals[:, None] * inverse).astype(np.float64)[:, None, :]
+        low, high = x[..., :n], x[..., n:]
+        cos, sin = np.cos(angle), np.sin(angle)
+        return np.concatenate([low * cos - high * sin, high * cos + low * sin], -1)

@@ -53,12 +53,12 @@ def test_every_unit_of_an_admitted_request_stays_inside_its_entitlement(prompt: 
     frontier = 0
     while frontier < prompt:
         width = data.draw(st.integers(1, prompt - frontier))
-        assert pages(unit_touch(frontier, width)[MAIN]) <= granted
+        assert pages(unit_touch((MAIN,), frontier, width)[MAIN]) <= granted
         frontier += width
     emitted = 1
     while emitted < output:
         width = data.draw(st.integers(1, output - emitted))
-        assert pages(unit_touch(frontier, width)[MAIN]) <= granted
+        assert pages(unit_touch((MAIN,), frontier, width)[MAIN]) <= granted
         frontier += width
         emitted += width
     assert frontier == reserved_tokens(prompt, output)

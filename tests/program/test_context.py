@@ -378,3 +378,22 @@ def test_a_host_tier_larger_than_the_machine_is_refused() -> None:
     for retention in (Retention(host_kv_bytes=1 << 60), Retention(host_kv_bytes=100)):
         with pytest.raises(InvalidRequest, match="host_kv_bytes"):
             program(retention)
+
+
+@pytest.mark.parametrize("consume", [True, False])
+@pytest.mark.parametrize("n", [5, 64, 200])
+def test_a_companion_resumes_with_what_it_had_seen(n: int, consume: bool) -> None:
+    """Its pages and the window in the state image belong to the history, also where another row goes on with a copy."""
+    model = SymbolicModel(drafting="block")
+    shape = dataclasses.replace(SHAPE, window=2)
+    p = open_program(SymbolicDevice(delayed=True), model, shape, ExplicitKV(1024), HOST)
+    answer, kept = converse(p, WORDS[:n])
+    follow = [*WORDS[:n], *answer, *WORDS[300:310]]
+    request = ask(follow, 6)
+    s = admit(p, request, 1, kept.checkpoints[0].ref, consume=consume)
+    tokens = generate(p, s, request, 6)
+    oracle = Oracle(request)
+    oracle.accept(tokens)
+    assert model.seen[-2:] == oracle.context()
+    p.discard(s)
+    p.close()

@@ -29,7 +29,6 @@ from ninfer.context import (
 from ninfer.contract import Handle, PreparedRequest, RowDecision, UnitLicense
 from ninfer.errors import DeviceError
 from ninfer.program import ExplicitKV, KVCodec, Retention, Shape, open_program
-from ninfer.program.auditing import unreferenced
 from ninfer.program.layout import PoolKind
 from ninfer.program.planning import Session
 
@@ -72,6 +71,7 @@ class Opened:
 class ContextMachine(RuleBasedStateMachine):
     window = 0
     """Drafts of a round; with any, every history has a second pool."""
+    drafting: bool | str = False
 
     @initialize(
         rows=st.integers(1, 3),
@@ -87,8 +87,8 @@ class ContextMachine(RuleBasedStateMachine):
         retention = Retention(extra * 64, host_states, host_pages * size, size)
         self.device = SymbolicDevice(delayed=True)
         kv = ExplicitKV((max(4, rows) + min(extra, 4 * rows + extra - max(4, rows))) * 64)
-        model = SymbolicModel(VOCABULARY, drafting=self.window > 0)
-        self.program = open_program(self.device, model, shape, kv, retention)
+        self.model = SymbolicModel(VOCABULARY, drafting=self.drafting)
+        self.program = open_program(self.device, self.model, shape, kv, retention)
         self.store = self.program.store
         self.first = self.program.audit()
         self.lanes = rows
@@ -318,7 +318,6 @@ class ContextMachine(RuleBasedStateMachine):
         after = self.program.audit()
         assert after["lanes"] == opened.before["lanes"]
         assert after["rows.main"] == opened.before["rows.main"]
-        assert unreferenced(self.store) == 0
         if not opened.plan.manifest:
             assert after["pages.main.available"] == opened.before["pages.main.available"]
             assert after["state_slots"] == opened.before["state_slots"]
@@ -355,6 +354,7 @@ class ContextMachine(RuleBasedStateMachine):
             self.device.faults[fault] = 0
         sequences = [row.sequence for row in rows]
         licences = [UnitLicense(min(self.window, row.room - 1)) for row in rows]
+        self.model.seen.clear()
         try:
             if started:
                 batch = self.program.decode(sequences, licences, None)
@@ -379,6 +379,8 @@ class ContextMachine(RuleBasedStateMachine):
                 row.oracle.accept([token])
             row.started, row.ended = True, row.room == 0 or (last == "end" and i == 0)
             decisions.append(RowDecision(len(produced.tokens), terminal=row.ended))
+            if self.drafting == "block":
+                assert self.model.seen[2 * i : 2 * i + 2] == row.oracle.context()
         self.program.commit(batch, decisions)
 
     @precondition(lambda self: any(row.executed >= row.prompt and row.room > 0 for row in self.running()))
@@ -442,7 +444,6 @@ class ContextMachine(RuleBasedStateMachine):
         for owner, _ in self.store.histories.live():
             self.program.summary(owner)
         if self.opened is None:
-            assert unreferenced(self.store) == 0
             images = self.store.states.images
             held = {c.image for _, r in self.store.sequences.live() for c in r.checkpoints.values()}
             assert sum(images.get(i).device is not None for i in held) <= self.store.spare
@@ -450,9 +451,19 @@ class ContextMachine(RuleBasedStateMachine):
 
 class DraftingMachine(ContextMachine):
     window = 3
+    drafting = True
+
+
+class CompanionMachine(ContextMachine):
+    """The companion's own state, paged and in the image, comes along wherever a history goes."""
+
+    window = 3
+    drafting = "block"
 
 
 TestContext = ContextMachine.TestCase
 TestContext.settings = settings(max_examples=EXAMPLES, stateful_step_count=50)
 TestDrafting = DraftingMachine.TestCase
 TestDrafting.settings = settings(max_examples=max(1, EXAMPLES // 3), stateful_step_count=50)
+TestCompanion = CompanionMachine.TestCase
+TestCompanion.settings = settings(max_examples=max(1, EXAMPLES // 3), stateful_step_count=50)

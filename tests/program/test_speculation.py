@@ -1,4 +1,5 @@
-"""Program with a drafting module: whatever it drafts, every token is the one the request would have had without it."""
+"""Program with a drafting module or companion: whatever it drafts, every token is the one the request would have had
+without it."""
 
 from __future__ import annotations
 
@@ -22,8 +23,12 @@ WARM = dataclasses.replace(GREEDY, temperature=1.0, presence_penalty=1.5, freque
 Guess = Callable[[int, int], int]
 
 
-def opened(window: int, guess: Guess | None = None, rows: int = 3, delayed: bool = True):
-    model = SymbolicModel(VOCABULARY, drafting=True)
+KINDS = [True, "block"]
+"""Of SymbolicModel: the model's own module, and a companion that drafts blocks."""
+
+
+def opened(window: int, guess: Guess | None = None, rows: int = 3, delayed: bool = True, kind: bool | str = True):
+    model = SymbolicModel(VOCABULARY, drafting=kind)
     if guess is not None:
         model.guess = guess
     shape = Shape(rows, CONTEXT, CHUNK, CONTROL, KVCodec.FP32, VOCABULARY, window=window)
@@ -50,11 +55,14 @@ class Script:
         return HIDDEN_OF[(following + (not self.right)) % VOCABULARY]
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @settings(deadline=None)
 @given(data=st.data(), window=st.integers(1, 5))
-def test_tokens_do_not_depend_on_drafts(data: st.DataObject, window: int) -> None:
-    """Rows of several kinds, in changing batches, with licences, forced tokens, masks, short commits and cancels."""
-    program, device = opened(window)
+def test_tokens_do_not_depend_on_drafts(kind: bool | str, data: st.DataObject, window: int) -> None:
+    """Rows of several kinds, in changing batches, with licences, forced tokens, masks, short commits and cancels. A
+    companion has seen all that was decided, and nothing else."""
+    program, device = opened(window, kind=kind)
+    seen = program._units.memory.model.seen
     start = program.audit()
     rows = []
     for lane in range(3):
@@ -102,11 +110,35 @@ def test_tokens_do_not_depend_on_drafts(data: st.DataObject, window: int) -> Non
             r[2] = True
             decisions.append(RowDecision(len(produced.tokens)))
         program.commit(batch, decisions)
+        if kind == "block":
+            assert seen == [h for r in batch_rows for h in r[0].context()]
+            seen.clear()
     for row in rows:
         program.discard(row[1])
     assert program.audit() == start
     program.close()
     assert device.held == 0
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_scripted_drafts_of_a_block(right: bool) -> None:
+    """As below; a block's drafts are found by their column."""
+    request = make_request([3, 1], 4, GREEDY)
+    answer = Oracle(request, VOCABULARY).generate(4)
+    offsets: dict[int, int] = {}
+
+    def guess(context: int, anchor: int) -> int:
+        column = offsets[context] if context in offsets else offsets.setdefault(context, len(offsets) + 1)
+        return HIDDEN_OF[(answer[min(column, 3)] + (not right)) % VOCABULARY]
+
+    program, _ = opened(3, guess, rows=1, kind="block")
+    sequence = admit(program, request, 0)
+    prefill(program, sequence, CHUNK)
+    assert first(program, (sequence,)) == [(answer[0],)]
+    (tokens,) = accept_all(program, program.decode((sequence,), (UnitLicense(2),), None))
+    assert tokens == tuple(answer[1:4] if right else answer[1:2])
+    program.discard(sequence)
+    program.close()
 
 
 @pytest.mark.parametrize("right", [True, False])
@@ -197,9 +229,13 @@ def test_a_fault_before_the_round_ran_ends_it(name: str) -> None:
     program.close()
 
 
-@pytest.mark.parametrize("name", ["accept", "draft", "draft_rows", "download"])
-def test_a_fault_inside_the_round_ends_it(name: str) -> None:
-    program, device = opened(2, rows=1)
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [*((True, name) for name in ("accept", "draft", "draft_rows", "download")),
+     *(("block", name) for name in ("accept", "begin", "append", "block", "download"))],
+)  # fmt: skip
+def test_a_fault_inside_the_round_ends_it(kind: bool | str, name: str) -> None:
+    program, device = opened(2, rows=1, kind=kind)
     _, sequence = started(program)
     device.late_faults[name] = 0
     batch = program.decode((sequence,), (UnitLicense(2),), None)
@@ -230,10 +266,11 @@ def test_licences_are_bounded_by_the_window_and_the_output() -> None:
     program.close()
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("prompt", [CONTEXT - 5, CONTEXT - 1, CONTEXT])
-def test_drafting_stays_inside_the_context(prompt: int) -> None:
+def test_drafting_stays_inside_the_context(prompt: int, kind: bool | str) -> None:
     """A request that fills the context to its last token, with a window that would reach beyond it."""
-    program, _ = opened(4, rows=1)
+    program, _ = opened(4, rows=1, kind=kind)
     output = CONTEXT - prompt + 1
     request = make_request([i % VOCABULARY for i in range(prompt)], output, WARM)
     sequence, oracle = admit(program, request, 0), Oracle(request, VOCABULARY)
@@ -243,6 +280,7 @@ def test_drafting_stays_inside_the_context(prompt: int) -> None:
         licence = UnitLicense(min(4, output - len(tokens) - 1))
         tokens += accept_all(program, program.decode((sequence,), (licence,), None))[0]
     assert tokens == oracle.generate(output)
-    assert program.audit()["pages.mtp.allocated"] <= pages(CONTEXT)
+    pool = "mtp" if kind is True else "draft_full"
+    assert 0 < program.audit()[f"pages.{pool}.allocated"] <= pages(CONTEXT)
     program.discard(sequence)
     program.close()

@@ -24,7 +24,7 @@ _OPTIONS = {"error_model": "numpy"}
 
 KERNEL_MODULES = (
     "launch", "kernels.products", "kernels.rows", "kernels.project", "kernels.attention", "kernels.gdn", "kernels.moe",
-    "kernels.sample", "kernels.probe",
+    "kernels.sample", "kernels.block", "kernels.probe",
 )  # fmt: skip
 """Modules of this room that declare native functions."""
 

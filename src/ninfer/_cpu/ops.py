@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from ninfer._cpu.block import CpuBlockOps
 from ninfer._cpu.buffers import CpuBuffer
 from ninfer._cpu.kernels import attention as attention_kernels
 from ninfer._cpu.kernels import gdn as gdn_kernels
@@ -55,6 +56,7 @@ class CpuOps:
     def __init__(self, device: Any) -> None:
         self._device = device
         self._submit = device.submit
+        self.block = CpuBlockOps(device)
         self._banks: dict[int, tuple[Bank, _Experts]] = {}
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from ninfer._cuda import gdn
 from ninfer._cuda.blas import Blas
+from ninfer._cuda.block import CudaBlockOps
 from ninfer._cuda.buffers import CudaBuffer
 from ninfer._cuda.experts import Experts
 from ninfer._cuda.matrix import CudaMatrix
@@ -49,6 +50,7 @@ class CudaOps:
         self._experts = Experts(device, self._products)
         self._delta = gdn.DeltaNet(device)
         self._sampler = Sampler(device)
+        self.block = CudaBlockOps(device, self._launch, self._rotary)
         self._tables: dict[int, tuple[Any, Any]] = {}
         self._frequencies: dict[AttentionShape, CudaBuffer] = {}
 

@@ -14,15 +14,14 @@ from ninfer.errors import InvariantError
 
 STORE_BF16, STORE_F32, ADD, SWIGLU = range(4)
 
-PANEL_COLUMNS = 128
+COLUMNS = 128
 """Up to so many columns, weights are decoded inside the product; for more, into bf16 once and multiplied by cuBLAS."""
 
-_MAX_SEGMENTS, _SEGMENT, _JOB = 24, 128, 80
+_SEGMENT, _JOB = 128, 136
 _TICKETS = 1 << 16
 _ROOM = 128 << 20
 """Bytes shared by what never lives at once: partial sums; operands; decoded weights and their products."""
 
-_PANEL_STAGES = 3
 _OPERANDS = 16 << 20
 _SCORES = 8 << 20
 
@@ -77,26 +76,24 @@ class Products:
             raise InvariantError(f"gate has {weights[0].rows} rows, up {weights[1].rows}")
         steps = list(_swiglu_steps(outs[0], *weights) if result == SWIGLU else _steps(outs, weights))
         mixed = any(len({rows.format for rows, *_ in step}) > 1 for step in steps)
-        if columns > PANEL_COLUMNS or mixed:
+        if columns > COLUMNS or mixed:
             self._dense(result, steps, x, norm, eps, scale, scratch)
             return
-        most = _MAX_SEGMENTS // (2 if result == SWIGLU else 1)
-        plain = (
-            [step for step in steps if not all(rows.vectors for rows, *_ in step)] if columns <= shares.COLUMNS else []
-        )
-        if plain:
+        most = shares.MAX_SEGMENTS // (2 if result == SWIGLU else 1)
+        if plain := [step for step in steps if not all(rows.vectors for rows, *_ in step)]:
             self._dense(result, plain, x, norm, eps, scale, scratch)
         for group in _groups([step for step in steps if step not in plain], most):
             if columns > shares.COLUMNS or not self._stream(result, group, x, norm, eps, scale):
-                self._panels(result, group, x, norm, eps, scale, scratch)
+                self._wides(result, group, x, norm, eps, scale, scratch)
 
     # -- kernels
 
     def _stream(self, result: int, steps: list[Step], x: Any, norm: Any, eps: float, scale: Any) -> bool:
-        """One launch, for steps of one format and bf16; False where the columns do not fit a block's shared memory."""
+        """One launch for all formats; False where the columns do not fit a block's shared memory."""
         columns, K = x.shape
-        formats = _by_format(steps)
-        tables = [_segments(own, 8 if result == SWIGLU else 16)[:2] for own in formats]
+        height = 8 if result == SWIGLU else 16
+        formats = sorted(_by_format(steps), key=lambda own: sum(step[0][0].rows for step in own))
+        tables = [_segments(own, height)[:2] for own in formats]
         sizes = [(own[0][0][0].format, tiles) for own, (_, tiles) in zip(formats, tables, strict=True)]
         plan = shares.plan(sizes, columns, K, self._device.multiprocessors, self._device.shared_limit - 2048)
         if plan is None:
@@ -106,24 +103,24 @@ class Products:
         if parts > 1 and (tiles > _TICKETS or tiles * parts * 512 * eights > _ROOM - _OPERANDS):
             return False
         sums = None
-        if columns > 1:
+        if columns > 1 or K % 8:
             sums = self._operands(x, norm, eps)
-            x = norm = None
+            x, norm = self.room, None
         jobs, segment, block, ticket = b"", 0, 0, 0
         for job, (table, _) in zip(plan.jobs, tables, strict=True):
             end = segment + len(table) // _SEGMENT
-            jobs += pack(
-                job.format, segment, end, job.tiles, block, job.blocks, job.slices, job.slice, int(job.whole), ticket
-            )  # fmt: skip
+            jobs += pack(*job.words(K, segment, end, ticket, block))
             segment, block, ticket = end, block + job.slices * job.blocks, ticket + job.tiles
         words = pack(
-            x or self.room, norm, sums, eps, columns, K, result, len(plan.jobs), scale, self.room.ptr + _OPERANDS,
+            x, norm, sums, eps, columns, K, result, len(plan.jobs), plan.warps, 0, scale, self.room.ptr + _OPERANDS,
             parts, self.tickets,
         )  # fmt: skip
         words += jobs.ljust(shares.MAX_JOBS * _JOB, b"\0")
-        words += b"".join(table for table, _ in tables).ljust(_MAX_SEGMENTS * _SEGMENT, b"\0")
-        shared = max(job.shared for job in plan.jobs)
-        self._launch(f"stream_{8 * eights}", f"stream_{NAMES[sizes[0][0]]}", block, 32 * plan.warps, words, shared)
+        words += b"".join(table for table, _ in tables).ljust(shares.MAX_SEGMENTS * _SEGMENT, b"\0")
+        name, shared = f"stream_{8 * eights}", max(job.shared for job in plan.jobs)
+        own = NAMES[sizes[0][0]]
+        symbol = name if len(sizes) > 1 or own == "FP32" else f"{name}_{own}"
+        self._launch(name, symbol, block, 32 << plan.warps, words, shared)
         return True
 
     def _operands(self, x: Any, norm: Any, eps: float) -> int:
@@ -138,48 +135,41 @@ class Products:
         )
         return sums
 
-    def _panels(self, result: int, steps: list[Step], x: Any, norm: Any, eps: float, scale: Any, scratch: Any) -> None:
-        """A launch a format, over operands made once."""
-        if any(NAMES[step[0][0].format] == "FP32" for step in steps):  # rare, and too large to stage
-            self._dense(result, steps, x, norm, eps, scale, scratch)
-            return
-        self._operands(x, norm, eps)
+    def _wides(self, result: int, steps: list[Step], x: Any, norm: Any, eps: float, scale: Any, scratch: Any) -> None:
+        """A launch a format and for as many columns as fit; what does not fit the workspace is decoded whole."""
+        columns, K = x.shape
         for own in _by_format(steps):
-            self._panel(result, own, x.shape, scale)
+            table, tiles, _ = _segments(own, 8 if result == SWIGLU else 16)
+            format, limit = own[0][0][0].format, self._device.shared_limit - 2048
+            plan = shares.wide(format, tiles, columns, K, self._device.multiprocessors, limit)
+            partial = tiles * plan.job.parts * 64 * plan.columns
+            if NAMES[format] == "FP32" or partial > _ROOM - _OPERANDS or tiles > _TICKETS:
+                self._dense(result, own, x, norm, eps, scale, scratch)
+                continue
+            for begin in range(0, columns, plan.columns):
+                end = min(columns, begin + plan.columns)
+                if columns > plan.columns:
+                    parts = [tuple((rows, out.slice(begin, end), first) for rows, out, first in step) for step in own]
+                    table, _, _ = _segments(parts, 8 if result == SWIGLU else 16)
+                self._wide(result, plan, table, x.slice(begin, end), norm, eps, scale and scale.slice(begin, end))
 
-    def _panel(self, result: int, steps: list[Step], shape: tuple[int, int], scale: Any) -> None:
-        columns, K = shape
-        rows = steps[0][0][0]
-        segments, tiles, stage = _segments(steps, 128 if result != SWIGLU else 64)
-        narrow = columns <= 32 or self._panel_shared(stage, rows.span, 64) > self._device.shared_limit
-        width = 32 if narrow else 64
-        blocks = tiles * -(-columns // width)
-        wanted = max(1, 2 * self._device.multiprocessors // blocks)
-        most = (_ROOM - _OPERANDS) // (blocks * width * 128 * 4) if blocks <= _TICKETS else 1
-        slice_ = max(1, -(-K // max(1, min(wanted, most, K // 512) * 128))) * 128
-        slices = -(-K // slice_)
-        shared = self._panel_shared(stage, rows.span, width)
-        words = self._words(
-            result, self.room, None, 0.0, scale, slices, slice_, stage, segments, len(steps), tiles, _OPERANDS, shape
-        )
-        grid = (tiles, slices, -(-columns // width))
-        self._launch(f"panel_{width}", f"panel_{NAMES[rows.format]}", grid, 128, words, shared)
-
-    @staticmethod
-    def _panel_shared(stage: int, span: int, width: int) -> int:
-        return _PANEL_STAGES * (4 * stage + width * (2 * span + 64))
-
-    def _words(
-        self, result: int, x: Any, norm: Any, eps: float, scale: Any, slices: int, slice_: int, stage: int,
-        segments: bytes, steps: int, tiles: int, partial: int, shape: tuple[int, int] | None = None,
-    ) -> bytes:  # fmt: skip
-        columns, K = shape or x.shape
-        count = steps * (2 if result == SWIGLU else 1)
-        head = pack(
-            x, norm, eps, columns, K, result, slices, slice_, stage, count, tiles, scale, self.room.ptr + partial,
-            self.tickets,
+    def _wide(self, result: int, plan: shares.Wide, table: bytes, x: Any, norm: Any, eps: float, scale: Any) -> None:
+        (columns, K), job = x.shape, plan.job
+        padded = -(-K // 256) * 256
+        sums = self.room.ptr + columns * padded * 2
+        if sums + padded // 64 * plan.columns * 4 > self.room.ptr + _OPERANDS:
+            raise InvariantError(f"{columns} columns of {K} exceed the workspace")
+        halves, bias = NAMES[job.format] == "Q8", shares.BIAS[job.format]
+        words = pack(x, norm, self.room, sums, eps, columns, K, padded, plan.columns, int(halves), bias)
+        self._launch("rows", "panels", columns, min(512, padded // 8), words, 2 * padded)
+        words = pack(
+            self.room, None, sums, eps, columns, K, result, 1, plan.warps, plan.stages, scale,
+            self.room.ptr + _OPERANDS, job.parts, self.tickets,
         )  # fmt: skip
-        return head + segments.ljust(_MAX_SEGMENTS * 128, b"\0")
+        words += pack(*job.words(K, 0, len(table) // _SEGMENT, 0, 0, plan.warps)).ljust(shares.MAX_JOBS * _JOB, b"\0")
+        words += table.ljust(shares.MAX_SEGMENTS * _SEGMENT, b"\0")
+        name = f"wide_{plan.columns}"
+        self._launch(name, name, job.blocks, 32 * plan.warps, words, job.shared)
 
     def _launch(self, module: str, symbol: str, grid: Any, block: int, words: bytes, shared: int) -> None:
         function = self._device.function(module, symbol, shared)
@@ -274,11 +264,11 @@ def _by_format(steps: list[Step]) -> list[list[Step]]:
 
 
 def _groups(steps: list[Step], most: int) -> Iterator[list[Step]]:
-    """Steps a launch can take: so many, of one format or one and bf16."""
+    """Steps a launch can take: so many, of few formats."""
     group: list[Step] = []
-    for step in sorted(steps, key=lambda step: -step[0][0].format):
+    for step in sorted(steps, key=lambda step: step[0][0].format):
         formats = {each[0][0].format for each in (*group, step)}
-        if len(group) == most or len(formats - {0}) > 1:
+        if len(group) == most or len(formats) > shares.MAX_JOBS:
             yield group
             group = []
         group.append(step)

@@ -5,22 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ninfer._cuda.matrix import NAMES
+from ninfer.errors import InvariantError
 
 COLUMNS = 16
 """Up to so many columns, they stay in shared memory while the weights stream by."""
 
-MAX_JOBS = 2
-"""Formats of a launch; the second is bf16."""
+MAX_JOBS, MAX_SEGMENTS = 4, 20
+"""Formats and segments of a launch."""
 
-MAX_WARPS, MIN_WARPS, STAGES = 16, 6, 3
+STAGES = 3
+WARPS, FEW_WARPS = 4, 3
+"""Of a block, as powers of two: the second where a warp would have less than ``_FEW`` chunks."""
 
 CHUNK_COLUMNS = (64, 64, 256, 256, 256, 128, 256, 128)
 CHUNK_BYTES = (2048, 4096, 2176, 2688, 3200, 2176, 2304, 2048)
 """Of 16 rows, by format."""
 
-_BIASED = ("Q4", "Q5", "Q6")
-_SHARING = 16.0
+BIAS = (0, 0, 136, 144, 160, 0, 0, 0)
+"""What codes are too large by when they are multiplied."""
+
+_FEW = 6
+_SHARING = 30.0
 """What it costs to add up a tile that blocks share, in chunks a block could have read meanwhile."""
 
 
@@ -36,20 +41,35 @@ class Job:
     whole: bool  # blocks take whole tiles
     parts: int  # blocks that share a tile, at most
     shared: int
+    run: int  # chunks of a block, at most
+
+    def words(self, K: int, segment: int, end: int, ticket: int, block: int, height: int = 1) -> tuple[int, ...]:
+        """A ``Job`` of ``kernels/products.cuh``, whose blocks work on ``height`` tiles at once."""
+        width = CHUNK_COLUMNS[self.format]
+        chunks, last = -(-self.slice // width), -(-(K - self.slice * (self.slices - 1)) // width)
+        rows = -(-self.tiles // height)
+        length, longer = divmod(rows if self.whole else rows * chunks, self.blocks)
+        return (
+            self.format, width, CHUNK_BYTES[self.format], BIAS[self.format], segment, end, self.tiles, ticket, block,
+            self.blocks, self.slices, self.slice, chunks, last, int(self.whole), length, longer,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     jobs: tuple[Job, ...]
-    warps: int
+    warps: int  # of a block, as a power of two
 
 
 def plan(sizes: Sequence[tuple[int, int]], columns: int, K: int, blocks: int, limit: int) -> Plan | None:
     """Share out ``blocks`` blocks among (format, tiles) each; None where the columns do not fit into shared memory."""
-    for warps in range(MAX_WARPS, MIN_WARPS - 1, -2):
-        jobs = _jobs(sizes, columns, K, blocks, limit, warps)
-        if jobs is not None:
-            return Plan(jobs, warps)
+    for warps in range(WARPS, 0, -1):
+        jobs = _jobs(sizes, columns, K, blocks, limit, 1 << warps)
+        if jobs is None:
+            continue
+        if warps > FEW_WARPS and max(job.run for job in jobs) < _FEW << warps:
+            continue
+        return Plan(jobs, warps)
     return None
 
 
@@ -59,14 +79,14 @@ def _jobs(
     """A job for each of ``sizes``, whose blocks are in proportion to its bytes."""
     nbytes = [tiles * -(-K // CHUNK_COLUMNS[f]) * CHUNK_BYTES[f] for f, tiles in sizes]
     jobs: list[Job] = []
-    for i in reversed(range(len(sizes))):  # bf16, the smaller one, first
-        most = blocks - sum(job.slices * job.blocks for job in jobs) - i
-        own = most if i == 0 else max(1, min(most, round(blocks * nbytes[i] / sum(nbytes))))
-        job = _job(*sizes[i], columns, K, own, room, warps)
+    for i, (format, tiles) in enumerate(sizes):  # the smallest first
+        most = blocks - sum(job.slices * job.blocks for job in jobs) - (len(sizes) - 1 - i)
+        own = most if i + 1 == len(sizes) else max(1, min(most, round(blocks * nbytes[i] / sum(nbytes))))
+        job = _job(format, tiles, columns, K, own, room, warps)
         if job is None:
             return None
         jobs.append(job)
-    return tuple(reversed(jobs))
+    return tuple(jobs)
 
 
 def _job(format: int, tiles: int, columns: int, K: int, blocks: int, room: int, warps: int) -> Job | None:
@@ -89,7 +109,7 @@ def _job(format: int, tiles: int, columns: int, K: int, blocks: int, room: int, 
             time = run + columns * slice / CHUNK_BYTES[format]
             time += _SHARING * max(1.0, tiles / used / warps) * (parts > 1)
             if best is None or time < best[0]:
-                best = time, Job(format, tiles, slices, slice, used, whole, parts, shared)
+                best = time, Job(format, tiles, slices, slice, used, whole, parts, shared, run)
     return best and best[1]
 
 
@@ -97,6 +117,32 @@ def shared_bytes(format: int, columns: int, slice: int, warps: int) -> int:
     """Shared memory of a block: columns, their sums, and what each warp has on its way and to add up."""
     eights, width = 1 + (columns > 8), CHUNK_COLUMNS[format]
     size = -(-slice // width) * width
-    shift = -(-size // 64 * 8 * eights // 32) * 32 if NAMES[format] in _BIASED else 0
+    shift = -(-size // 64 * 8 * eights // 32) * 32 if BIAS[format] else 0
     x = -(-columns * (2 * size + 80) // 128) * 128
     return x + 4 * shift + warps * (512 * eights + STAGES * CHUNK_BYTES[format])
+
+
+@dataclass(frozen=True, slots=True)
+class Wide:
+    """How ``columns`` columns at a time, a multiple of 32, meet all rows of one format (``kernels/wide.cuh``)."""
+
+    job: Job
+    columns: int
+    warps: int
+    stages: int
+
+
+def wide(format: int, tiles: int, columns: int, K: int, blocks: int, limit: int) -> Wide:
+    """The most columns, warps and stages that fit into ``limit`` bytes of shared memory."""
+    width, bytes = CHUNK_COLUMNS[format], CHUNK_BYTES[format]
+    for most in (128, 64, 32):
+        if most >= 2 * columns and most > 32:
+            continue
+        for warps, stages in ((16, 3), (16, 2), (8, 3), (8, 2), (4, 2)):
+            shared = stages * (2 * width * most + (width // 64 * most * 4 if BIAS[format] else 0) + warps * bytes)
+            if shared <= limit and (most < 128 or warps <= 8):
+                chunks, rows = -(-K // width), -(-tiles // warps)
+                used = max(1, min(blocks, rows * chunks // 2))
+                parts = -(-(chunks - 1) // max(1, rows * chunks // used)) + 1
+                return Wide(Job(format, tiles, 1, K, used, False, parts, shared, 0), most, warps, stages)
+    raise InvariantError(f"a block of {limit} bytes of shared memory")

@@ -55,30 +55,37 @@ def _word_bytes(dtype: str) -> int:
 class Checkpoint:
     """The tensors of a folder of safetensors files. Use as a context manager: it holds the files open.
 
+    companions: further folders; the names of their tensors begin with their key.
+
     ``tensors`` maps names to :class:`TensorInfo`. Headers are read and checked at once, data only by :meth:`rows`.
     Raises ConversionError naming the file or tensor.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, companions: Mapping[str, Path] | None = None) -> None:
         self.tensors: dict[str, TensorInfo] = {}
         self._files: dict[str, int] = {}
         try:
-            listed = _listed(folder)
-            for file in sorted(set(listed.values())) or _unlisted(folder):
-                self._open(folder, file)
-            for name, file in listed.items():
-                if name not in self.tensors or self.tensors[name].file != file:
-                    raise ConversionError(f"listed in {INDEX} but absent from {file}", tensor=name)
+            for prefix, place in {"": folder, **(companions or {})}.items():
+                self._open_folder(place, prefix)
         except BaseException:
             self.close()
             raise
 
-    def _open(self, folder: Path, file: str) -> None:
+    def _open_folder(self, folder: Path, prefix: str) -> None:
+        listed = _listed(folder)
+        for file in sorted(set(listed.values())) or _unlisted(folder):
+            self._open(folder, file, prefix)
+        for name, file in listed.items():
+            if prefix + name not in self.tensors or self.tensors[prefix + name].file != prefix + file:
+                raise ConversionError(f"listed in {INDEX} but absent from {file}", tensor=prefix + name)
+
+    def _open(self, folder: Path, file: str, prefix: str) -> None:
         try:
-            descriptor = self._files[file] = os.open(folder / file, os.O_RDONLY)
+            descriptor = self._files[prefix + file] = os.open(folder / file, os.O_RDONLY)
         except OSError as error:
-            raise ConversionError(error.strerror or "cannot be opened", tensor=file) from None
-        for info in _header(descriptor, file):
+            raise ConversionError(error.strerror or "cannot be opened", tensor=prefix + file) from None
+        for found in _header(descriptor, file):
+            info = attrs.evolve(found, name=prefix + found.name, file=prefix + file)
             if info.name in self.tensors:
                 raise ConversionError(f"present in both {self.tensors[info.name].file} and {file}", tensor=info.name)
             self.tensors[info.name] = info

@@ -14,11 +14,12 @@ import numpy as np
 from ninfer.artifact import TensorObject, write_artifact
 from ninfer.artifact.framing import MAX_FILE_BYTES
 from ninfer.convert.checkpoint import Checkpoint
+from ninfer.convert.companion import companion_record
 from ninfer.convert.hf_config import CONFIG, SourceConfig, parse_config, read_json
 from ninfer.convert.planning import Plan, plan
 from ninfer.convert.quantised import resolver
 from ninfer.convert.resources import text_resources, vision_resources
-from ninfer.convert.sources import locate
+from ninfer.convert.sources import COMPANION, locate
 from ninfer.convert.streaming import Chunk, encoded
 from ninfer.errors import ConversionError, InvalidRequest
 from ninfer.models.qwen3_5 import recipes
@@ -63,6 +64,7 @@ def convert(
     recipe: str,
     name: str | None = None,
     components: Sequence[str] | None = None,
+    dflash: str | os.PathLike[str] | None = None,
     shard_bytes: int = MAX_FILE_BYTES,
     progress: bool | ProgressCallback | None = None,
 ) -> ConversionReport:
@@ -71,6 +73,7 @@ def convert(
     recipe: a name in ``RECIPES``; it chooses the number format of every matrix that the checkpoint stores as floats.
     Modules quantised by compressed-tensors (FP8 by row, NVFP4) keep their bits whatever the recipe.
     name: the model's public name. components: of "text", "mtp", "vision"; default: those the checkpoint has.
+    dflash: checkpoint folder of a DFlash companion of this model, which becomes a component too.
     shard_bytes: no file of the artifact grows beyond it. progress: ``None`` (a bar in a terminal or notebook), a bool,
     or ``callback("convert", done, total)``, in bytes of the checkpoint.
 
@@ -83,7 +86,10 @@ def convert(
     _check_arguments(out, recipe, name, components, shard_bytes, progress)
     folder = Path(src)
     config = parse_config(read_json(folder, CONFIG), vision=components is None or "vision" in components)
-    with Checkpoint(folder) as checkpoint:
+    if dflash is not None:
+        record, companion = companion_record(read_json(Path(dflash), CONFIG), config.text)
+        config = attrs.evolve(config, dflash=companion, dflash_record=record)
+    with Checkpoint(folder, {} if dflash is None else {COMPANION: Path(dflash)}) as checkpoint:
         planned = prepare(folder, config, checkpoint, recipe, name, components)
         used = {name for parent in planned.parents.values() for item in parent.items for name in item.stored.names}
         total = sum(checkpoint.tensors[name].nbytes for name in used)
@@ -171,6 +177,8 @@ def _components(config: SourceConfig, checkpoint: Checkpoint, wanted: Sequence[s
         if name != "text" and name not in stored:
             raise ConversionError(f"the checkpoint has no {name} module", tensor=f"{_PREFIXES[name]}*")
     chosen = [name for name in COMPONENTS if name == "text" or name in (stored if wanted is None else wanted)]
+    if config.dflash is not None:
+        chosen.append("dflash")
     if "mtp" in chosen and (config.mtp_layers not in (None, 1) or config.mtp_own_embeddings):
         raise ConversionError("mtp: one layer without embeddings of its own is supported", tensor=CONFIG)
     return chosen

@@ -17,6 +17,7 @@ import numpy as np
 
 from ninfer.errors import ArtifactError, ConversionError
 from ninfer.models.qwen3_5.config import (
+    DFlashConfig,
     TextConfig,
     VisionConfig,
     parse_text,
@@ -70,8 +71,8 @@ _DEFAULT_SECTION = (11, 11, 10)
 class SourceConfig:
     """What a checkpoint's config says: component configs as an artifact stores them, and the same ones parsed.
 
-    prefix: of the language model's tensors. mtp_layers: ``None`` when the config does not say. eos_token_id and
-    quantization are passed on unread.
+    dflash, dflash_record: of a companion, where one is converted too. prefix: of the language model's tensors.
+    mtp_layers: ``None`` when the config does not say. eos_token_id and quantization are passed on unread.
     """
 
     text_record: dict[str, Any]
@@ -84,6 +85,8 @@ class SourceConfig:
     mtp_own_embeddings: bool
     eos_token_id: Any
     quantization: Any
+    dflash: DFlashConfig | None = None
+    dflash_record: dict[str, Any] | None = None
 
 
 def refuse(message: str) -> ConversionError:
@@ -111,14 +114,14 @@ def parse_config(root: Mapping[str, Any], *, vision: bool = True) -> SourceConfi
     """
     moe = _is_moe(root)
     nested = "text_config" in root
-    source = _object(root, "text_config") if nested else root
+    source = object_member(root, "text_config") if nested else root
     text = _text(source, moe)
     text["tie_word_embeddings"] = root.get("tie_word_embeddings", source.get("tie_word_embeddings", False))
     tower = None
     try:
         parsed_text = parse_text(text, mtp=True, where="text_config" if nested else "")
         if vision and nested and root.get("vision_config") is not None:
-            tower = _vision(_object(root, "vision_config"), moe, parsed_text.hidden_size)
+            tower = _vision(object_member(root, "vision_config"), moe, parsed_text.hidden_size)
         parsed_tower = None if tower is None else parse_vision(tower, where="vision_config")
     except ArtifactError as error:
         raise refuse(f"{error.where.lstrip('.')}: {error.reason}") from None
@@ -149,15 +152,15 @@ def _is_moe(root: Mapping[str, Any]) -> bool:
 
 def _text(source: Mapping[str, Any], moe: bool) -> dict[str, Any]:
     """The members that geometry needs; ``parse_text`` checks their values."""
-    _only(source, "attention_bias", False)
-    _only(source, "attn_output_gate", True)
-    _only(source, "hidden_act", "silu")
-    _only(source, "mlp_only_layers", [])
+    only(source, "attention_bias", False)
+    only(source, "attn_output_gate", True)
+    only(source, "hidden_act", "silu")
+    only(source, "mlp_only_layers", [])
     config: dict[str, Any] = {
         "architectures": ["Qwen3_5MoeForCausalLM" if moe else "Qwen3_5ForCausalLM"],
         "model_type": "qwen3_5_moe_text" if moe else "qwen3_5_text",
         **_copied(source, _COMMON),
-        "rms_norm_eps": _binary32(source.get("rms_norm_eps", 1e-6)),
+        "rms_norm_eps": binary32(source.get("rms_norm_eps", 1e-6)),
         "layer_types": _layer_types(source),
         "rope_parameters": _rope(source),
         **_copied(source, _MOE if moe else _DENSE),
@@ -182,16 +185,16 @@ def _rope(source: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {k: source[k] for k in ("rope_theta", "partial_rotary_factor") if k in source}
     for name in ("rope_scaling", "rope_parameters"):
         if source.get(name) is not None:
-            found |= _object(source, name)
+            found |= object_member(source, name)
     kind = found.get("rope_type", found.get("type", "default"))
     if kind not in ("default", "mrope"):
         raise refuse(f"rope_parameters.rope_type: {kind!r} is not supported")
-    _only(found, "mrope_interleaved", True)
-    factor = _binary32(found.get("partial_rotary_factor", 0.25))
+    only(found, "mrope_interleaved", True)
+    factor = binary32(found.get("partial_rotary_factor", 0.25))
     rope = {"partial_rotary_factor": factor, "mrope_section": found.get("mrope_section")}
     if rope["mrope_section"] is None:
         rope["mrope_section"] = _default_section(source.get("head_dim", _DEFAULTS["head_dim"]), factor)
-    return ({"rope_theta": _binary32(found["rope_theta"])} if "rope_theta" in found else {}) | rope
+    return ({"rope_theta": binary32(found["rope_theta"])} if "rope_theta" in found else {}) | rope
 
 
 def _default_section(head_dim: Any, factor: Any) -> list[int]:
@@ -204,10 +207,10 @@ def _default_section(head_dim: Any, factor: Any) -> list[int]:
 
 
 def _vision(source: Mapping[str, Any], moe: bool, text_width: int) -> dict[str, Any]:
-    _only(source, "hidden_act", "gelu_pytorch_tanh", "vision_config.")
-    _only(source, "in_channels", 3, "vision_config.")
-    _only(source, "deepstack_visual_indexes", [], "vision_config.")
-    _only(source, "out_hidden_size", text_width, "vision_config.")
+    only(source, "hidden_act", "gelu_pytorch_tanh", "vision_config.")
+    only(source, "in_channels", 3, "vision_config.")
+    only(source, "deepstack_visual_indexes", [], "vision_config.")
+    only(source, "out_hidden_size", text_width, "vision_config.")
     return {"model_type": "qwen3_5_moe_vision" if moe else "qwen3_5_vision", **_copied(source, _VISION)}
 
 
@@ -216,20 +219,20 @@ def _copied(source: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _object(root: Mapping[str, Any], name: str) -> dict[str, Any]:
+def object_member(root: Mapping[str, Any], name: str) -> dict[str, Any]:
     value = root[name]
     if not isinstance(value, dict):
         raise refuse(f"{name}: expected an object, got {value!r}")
     return value
 
 
-def _only(source: Mapping[str, Any], name: str, allowed: Any, place: str = "") -> None:
+def only(source: Mapping[str, Any], name: str, allowed: Any, place: str = "") -> None:
     value = source.get(name)
     if value is not None and value != allowed:
         raise refuse(f"{place}{name}: {value!r} is not supported, only {allowed!r}")
 
 
-def _binary32(value: Any) -> Any:
+def binary32(value: Any) -> Any:
     """A number at the precision artifacts keep; anything else unchanged, for the parser to refuse."""
     if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 3e38:
         return value

@@ -25,10 +25,15 @@ from ninfer.convert.quantised import FP8, NVFP4, Stored
 from ninfer.convert.sources import Source
 from ninfer.errors import ArtifactError, ConversionError
 from ninfer.models.qwen3_5.packing import parents
-from ninfer.models.qwen3_5.parameters import ParameterSpec, mtp_parameters, text_parameters, vision_parameters
+from ninfer.models.qwen3_5.parameters import (
+    ParameterSpec,
+    dflash_parameters,
+    mtp_parameters,
+    shared_binding,
+    text_parameters,
+    vision_parameters,
+)
 from ninfer.models.qwen3_5.recipes import Recipe, storage_format
-
-EMBEDDING, HEAD = "text/token_embedding", "text/output_head"
 
 
 @attrs.frozen
@@ -61,12 +66,14 @@ class Plan:
 
 
 def parameters(config: SourceConfig, components: Sequence[str]) -> list[ParameterSpec]:
-    """Every parameter of the chosen components, in the order text, mtp, vision."""
-    specs = list(text_parameters(config.text, ("mtp",) if "mtp" in components else ()))
+    """Every parameter of the chosen components, in the order text, mtp, vision, dflash."""
+    specs = list(text_parameters(config.text, [name for name in ("mtp", "dflash") if name in components]))
     if "mtp" in components:
         specs += mtp_parameters(config.text)
     if "vision" in components and config.vision is not None:
         specs += vision_parameters(config.vision, config.text.hidden_size)
+    if "dflash" in components and config.dflash is not None:
+        specs += dflash_parameters(config.dflash, config.text.hidden_size)
     return specs
 
 
@@ -108,8 +115,9 @@ def plan(
 
 
 def _pack(items: Mapping[str, Item], *, tied: bool) -> tuple[dict[str, Parent], dict[str, Binding]]:
-    """The tensor objects, and where each parameter lies in them. A tied head lies where the embedding does."""
-    keys = {name: _key(item) for name, item in items.items() if not (tied and name == HEAD)}
+    """The tensor objects, and where each parameter lies in them. Some lie where another does, as a tied head does."""
+    shared = {name: other for name in items if (other := shared_binding(name, tied=tied))}
+    keys = {name: _key(item) for name, item in items.items() if name not in shared}
     tensors: dict[str, Parent] = {}
     bindings: dict[str, Binding] = {}
     for names in parents([item.spec for item in items.values()], keys):
@@ -124,9 +132,7 @@ def _pack(items: Mapping[str, Item], *, tied: bool) -> tuple[dict[str, Parent], 
             raise ConversionError(error.reason, tensor=members[0].stored.words.name) from None
         tensors[tensor.id] = Parent(tensor.id, format, tensor.shape, members)
         bindings |= bound
-    if tied:
-        bindings[HEAD] = bindings[EMBEDDING]
-    return tensors, bindings
+    return tensors, bindings | {name: bindings[other] for name, other in shared.items()}
 
 
 def _key(item: Item) -> tuple[str, bool, bytes]:
@@ -161,6 +167,7 @@ def _components(
     config: SourceConfig, components: Sequence[str], resources: Mapping[str, Mapping[str, bytes]]
 ) -> dict[str, Component]:
     records = {"text": config.text_record, "mtp": config.mtp_record, "vision": config.vision_record}
+    records["dflash"] = config.dflash_record
     return {
         name: Component(
             config=records[name] or {},

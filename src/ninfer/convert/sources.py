@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 import attrs
 
 from ninfer.convert.hf_config import SourceConfig
-from ninfer.models.qwen3_5.config import FULL, Dense, Moe, TextConfig, VisionConfig
+from ninfer.models.qwen3_5.config import FULL, Dense, DFlashConfig, Moe, TextConfig, VisionConfig
 
 Spans = tuple[tuple[int, int], ...]
 
@@ -40,6 +40,9 @@ class Source:
         return self.tensor.removesuffix(".weight")
 
 
+COMPANION = "dflash/"
+"""What the names of a companion's tensors begin with, beside those of the model."""
+
 Located = Iterator[tuple[str, Source]]
 
 
@@ -53,6 +56,8 @@ def locate(config: SourceConfig, components: Collection[str], names: Collection[
         found.update(_mtp(config.text, names))
     if "vision" in components and config.vision is not None:
         found.update(_vision(config.vision, config.text.hidden_size))
+    if "dflash" in components and config.dflash is not None:
+        found.update(_dflash(config.dflash, config.text.hidden_size))
     return found
 
 
@@ -202,3 +207,25 @@ def _vision_block(p: str, t: str, vision: VisionConfig) -> Located:
 def _linear(p: str, t: str, rows: int, columns: int) -> Located:
     yield p, _matrix(f"{t}.weight", rows, columns)
     yield f"{p}_bias", _vector(f"{t}.bias", rows)
+
+
+def _dflash(config: DFlashConfig, hidden: int) -> Located:
+    yield "dflash/feature_projection", _matrix(f"{COMPANION}fc.weight", hidden, len(config.taps) * hidden)
+    yield "dflash/context_norm", _vector(f"{COMPANION}hidden_norm.weight", hidden)
+    yield "dflash/final_norm", _vector(f"{COMPANION}norm.weight", hidden)
+    for i in range(len(config.windows)):
+        yield from _dflash_layer(f"dflash/layers/{i}/", f"{COMPANION}layers.{i}.", config, hidden)
+
+
+def _dflash_layer(p: str, t: str, config: DFlashConfig, hidden: int) -> Located:
+    s, a = config.attention, f"{t}self_attn."
+    yield f"{p}input_norm", _vector(f"{t}input_layernorm.weight", hidden)
+    yield f"{p}post_attention_norm", _vector(f"{t}post_attention_layernorm.weight", hidden)
+    yield f"{p}attention/query", _matrix(f"{a}q_proj.weight", s.hq * s.hd, hidden)
+    for name, stored in (("key", "k_proj"), ("value", "v_proj")):
+        yield f"{p}attention/{name}", _matrix(f"{a}{stored}.weight", s.hk * s.hd, hidden)
+        yield f"{p}attention/context_{name}", _matrix(f"{a}{stored}.weight", s.hk * s.hd, hidden)
+    yield f"{p}attention/output", _matrix(f"{a}o_proj.weight", hidden, s.hq * s.hd)
+    yield f"{p}attention/query_norm", _vector(f"{a}q_norm.weight", s.hd)
+    yield f"{p}attention/key_norm", _vector(f"{a}k_norm.weight", s.hd)
+    yield from _swiglu(f"{p}mlp/", f"{t}mlp.", hidden, config.width)

@@ -135,6 +135,7 @@ class OutputSession:
         )
         self._decoder.resume(prompt.continuation.decode())
         self._count = _Count()
+        self._ready: _Round | None = None
         self._round: _Round | None = None
         self._finished = False
         self._said: dict[Channel, list[str]] = {"thinking": [], "content": []}
@@ -231,6 +232,11 @@ class OutputSession:
 
     # -- transaction -----------------------------------------------------------------------------------------
 
+    def prepare(self) -> None:
+        """Do what the next preview or the end begins with, while the device works."""
+        if self._round is None:
+            self._ready = self._fork()
+
     def preview(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] | None = None) -> Preview:
         """Read sampled tokens. ``logprobs``: one for each, if the request asked for them.
 
@@ -302,7 +308,8 @@ class OutputSession:
             raise InvariantError(f"cannot preview tokens {list(tokens)!r}")
 
     def _fork(self) -> _Round:
-        return _Round(_twin(self._decoder), _twin(self._count), unsaid=list(self._unsaid))
+        ready, self._ready = self._ready, None
+        return ready or _Round(_twin(self._decoder), _twin(self._count), unsaid=list(self._unsaid))
 
     def _read(self, work: _Round, token: int, logprob: TokenLogprob | None, *, stop: bool) -> None:
         """Take one token in: its text, its place in the budgets, the end it may bring."""

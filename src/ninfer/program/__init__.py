@@ -1,9 +1,14 @@
 """The physical plane: who owns device memory, what a sequence has there, and what one unit of work does to it.
 
-``opening`` starts a ``program.Program``. Below it: ``layout``, ``capacity`` and ``licensing`` are the arithmetic of
-pages; ``pages``, ``kv`` and ``state`` the stores; ``transactions`` changes ownership; ``scope`` and ``memory`` plan
-and carve device memory; ``text`` places the model in it; ``frame``, ``filling`` and ``units`` run it; ``sequence`` and
-``batch`` are what is known of a sequence and of a pending model transaction; ``traffic`` counts bytes.
+``opening`` starts a ``program.Program``. Its parts, from what it stands on to what it does:
+
+    layout, capacity, licensing   arithmetic of pages
+    scope, memory, text           device memory planned and carved, the model placed in it
+    stores                        pages, spaces, state images, host memory; ``transfers`` copies between them
+    sequence, history, store      active rows, what finished ones left, all of it together; ``auditing`` walks it
+    admission, incoming, ladders, projection, planning      pure questions about what would fit
+    transactions, taking, outcomes                          changes of ownership and placement
+    frame, filling, units, rounds, drafting, batch          model units and their pending outcome; ``traffic`` counts
 """
 
 from ninfer.program.capacity import AutomaticKV, ExplicitKV, Retention

@@ -7,8 +7,11 @@ from ninfer.program.licensing import checkpoint_tokens
 from ninfer.program.store import Store
 
 
-def audit(store: Store) -> dict[str, int]:
-    """Recomputed by walking every object. Raises InvariantError where two of them contradict each other."""
+def audit(store: Store, settled: bool) -> dict[str, int]:
+    """Recomputed by walking every object. Raises InvariantError where two of them contradict each other.
+
+    settled: no transition is open, so rows and histories explain every reference.
+    """
     states = store.states.audit()
     facts = {
         "lanes": len(store.sequences),
@@ -24,11 +27,11 @@ def audit(store: Store) -> dict[str, int]:
         facts[f"pages.{name}.reserved"] = pool.reserved
         facts[f"pages.{name}.available"] = pool.available
         facts[f"pages.{name}.host"] = pool.host
-    _audit_references(store)
+    _audit_references(store, settled)
     return facts
 
 
-def _audit_references(store: Store) -> None:
+def _audit_references(store: Store, settled: bool) -> None:
     """Every image is referenced exactly as often as it counts, at the frontier its checkpoints claim, and every
     checkpoint is complete."""
     refs: dict[object, int] = {}
@@ -54,16 +57,9 @@ def _audit_references(store: Store) -> None:
                 "a history's pages reach its frontier",
             )
     for handle, image in store.states.images.live():
-        open_refs = image.refs - refs.get(handle, 0)
-        _require(open_refs >= 0 and image.pins >= pins.get(handle, 0), "an image counts its references")
-
-
-def unreferenced(store: Store) -> int:
-    """References to images that neither a row nor a history explains: those of the open transition."""
-    held = sum(image.refs for _, image in store.states.images.live())
-    for _, record in store.sequences.live():
-        held -= 1 + record.binding.forked + len(record.checkpoints)
-    return held - sum(len(history.checkpoints) for _, history in store.histories.live())
+        explained = (refs.get(handle, 0), pins.get(handle, 0))
+        counted = (image.refs, image.pins)
+        _require(counted == explained if settled else counted >= explained, "an image counts its references")
 
 
 def occupancy(store: Store) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from ninfer.errors import InvalidRequest, OutOfDeviceMemory
@@ -50,7 +50,8 @@ class KVCapacityProfile:
     def entitlement(self, prompt: int, output: int) -> dict[PoolKind, int]:
         """Pages a request of ``prompt`` tokens and ``output`` tokens that fit the context is guaranteed."""
         reserved = reserved_tokens(prompt, output)
-        return {kind: pages(n) for kind, n in unit_touch(reserved, 0, self.window, self.max_context).items()}
+        touched = unit_touch(self.pages, reserved, 0, self.window, self.max_context)
+        return {kind: pages(n) for kind, n in touched.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +71,14 @@ def resolve_capacity(
     C: int,
     Q: int,
     K: int = 0,
+    pools: Collection[PoolKind] = (PoolKind.MAIN,),
     layout_bytes: Callable[[int], int],
     free_bytes: int,
 ) -> tuple[KVCapacityProfile, CapacityReport]:
     """Choose the pages M of the main pool.
 
     S: max_context. C: max_concurrency. Q: pages for retained histories beyond what active requests can claim.
-    K: drafts of a round; with any, the pool of the drafting module gets pages for what runs ahead of the main one.
+    K: drafts of a round. pools: those there are; the one of a drafting module gets pages for what runs ahead.
     ``layout_bytes(m)``: bytes of the whole plan with m pages, non-decreasing. One sequence at its ceiling must fit
     and every lane gets a page: ``max(L, C) <= M <= C*L + Q``, with L pages per sequence. AutomaticKV takes the largest
     such M whose plan fits. Errors: InvalidRequest("kv_capacity") for an explicit size outside the range;
@@ -101,13 +103,14 @@ def resolve_capacity(
         raise OutOfDeviceMemory(
             f"the plan needs {planned} bytes, {budget} are free", plan={"total": planned}, free=budget
         )
-    profile = KVCapacityProfile(L, pool_pages(M, C, K), S, K)
+    profile = KVCapacityProfile(L, pool_pages(pools, M, C, K), S, K)
     return profile, CapacityReport(profile.pages, M * PAGE, planned, free_bytes - planned)
 
 
-def pool_pages(main: int, rows: int, window: int) -> dict[PoolKind, int]:
-    """Pages of every pool beside ``main`` pages of the main one: each row may draft ``window - 1`` columns ahead."""
-    return {PoolKind.MAIN: main} | ({PoolKind.MTP: main + rows * pages(window - 1)} if window else {})
+def pool_pages(pools: Iterable[PoolKind], main: int, rows: int, window: int) -> dict[PoolKind, int]:
+    """Pages of every pool where the main one has ``main``: with a drafting module each row may run ``window - 1``
+    columns ahead."""
+    return {kind: main + rows * pages(window - 1) if kind is PoolKind.MTP else main for kind in pools}
 
 
 def _limit(policy: AutomaticKV, budget: int, least: int) -> int:

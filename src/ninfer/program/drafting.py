@@ -9,21 +9,39 @@ argmax: no mask, no penalty, no random number.
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import numpy as np
+from typing import TYPE_CHECKING, Protocol
 
 from ninfer.contract import Buffer, Device
-from ninfer.ops import Rows, SampleOut, SampleRows
-from ninfer.program.frame import ALTERNATIVES
+from ninfer.ops import Rows
+from ninfer.program.argmax import Argmax
 from ninfer.program.scope import Scopes
-from ninfer.program.text import PlacedModel
+
+if TYPE_CHECKING:
+    from ninfer.program.memory import Memory
+
+
+class Drafting(Protocol):
+    """What drafts behind the units of a Program. Every method submits device work that follows a unit's."""
+
+    def prompt(self, width: int) -> None:
+        """A wide unit of prompt tokens has run."""
+        ...
+
+    def forced(self, width: int) -> None:
+        """A wide unit of forced tokens has run; what it left in ``Memory.hidden`` stays."""
+        ...
+
+    def decided(self, B: int, W: int) -> None:
+        """A round of ``W`` columns has been decided, or with ``W`` 1 first tokens, whose column ran before. Leaves the
+        drafts behind what was decided in the output frame, i32 [window, B]."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class DraftMemory:
     """window: drafts of a round. limit: ordinals of a sequence. joined act [T, H]: the module's output over a round's
     columns. own act [2, rows, H]: its output of two steps in turn. index i32 [rows]; start, width i32 and positions of
-    the columns behind a round. none, one: i32 [rows] of 0 and 1. plain, sampled: sampling without options."""
+    the columns behind a round. none: i32 [rows] of 0."""
 
     window: int
     limit: int
@@ -34,11 +52,7 @@ class DraftMemory:
     width: Buffer
     positions: Buffer
     none: Buffer
-    one: Buffer
-    plain: dict[str, Buffer]
-    logprob: Buffer
-    alt_ids: Buffer
-    alt_logprobs: Buffer
+    argmax: Argmax
 
     @classmethod
     def place(
@@ -58,88 +72,71 @@ class DraftMemory:
             width=buffer(behind * rows),
             positions=buffer(behind * 3 * rows),
             none=buffer(rows),
-            one=buffer(rows),
-            plain={
-                "real": buffer(5 * rows, dtype="f32"),
-                "whole": buffer(4 * rows),
-                "seed": buffer(2 * rows, dtype="u32"),
-                "index": buffer(rows, dtype="i64"),
-                "purpose": buffer(rows),
-            },
-            logprob=buffer(rows, dtype="f32"),
-            alt_ids=buffer(rows * ALTERNATIVES),
-            alt_logprobs=buffer(rows * ALTERNATIVES, dtype="f32"),
+            argmax=Argmax.place(scope, rows),
         )
 
-    def fill_constants(self, device: Device) -> None:
-        """Memory starts as zeros; what must not be zero."""
-        rows = self.one.shape[0]
-        whole = device.host((4 * rows,), "i32")
-        whole[:] = np.tile([0, -1, 0, 0], rows)
-        one = device.host((rows,), "i32")
-        one[:] = 1
-        device.upload(self.plain["whole"], whole)
-        device.upload(self.one, one)
-        done = device.event()
-        done.record()
-        done.wait()
-
-    def sample_rows(self, B: int) -> SampleRows:
-        p = self.plain
-        return SampleRows(
-            B, 1, p["real"].head(B, 5), p["whole"].head(B, 4), p["seed"].head(B, 2), p["index"].head(B, 1),
-            p["purpose"].head(B, 1),
-        )  # fmt: skip
-
-    def sample_out(self, B: int, token: Buffer) -> SampleOut:
-        return SampleOut(
-            token.head(B, 1), self.logprob.head(B, 1), self.alt_ids.head(B, 1, ALTERNATIVES),
-            self.alt_logprobs.head(B, 1, ALTERNATIVES),
-        )  # fmt: skip
+    def drafting(self, device: Device, memory: Memory) -> MtpDrafting:
+        self.argmax.fill_constants(device)
+        return MtpDrafting(device, memory, self)
 
 
 @dataclass(frozen=True, slots=True)
-class Drafting:
-    """Submits drafting work. logits, counts, masks, scratch: of the round that has been decided; free by then."""
+class MtpDrafting:
+    """Implements Drafting. ``memory``: of the units; logits, masks, counts and scratch are free once a round is
+    decided."""
 
     device: Device
-    model: PlacedModel
-    memory: DraftMemory
-    logits: Buffer
-    masks: Buffer
-    counts: Buffer
-    scratch: Buffer
+    memory: Memory
+    own: DraftMemory
 
-    def align(self, rows: Rows, tokens: Buffer, table: Buffer, hidden: Buffer, out: Buffer) -> None:
-        """Append the columns of ``rows``: hidden act [T, H], and tokens i32 [T], each the one behind its column's."""
-        own = Rows(rows.B, rows.W, rows.start, rows.width, rows.read, rows.write, table, tokens, rows.positions)
-        self.model.draft(own, hidden, out)
+    def prompt(self, width: int) -> None:
+        """At the prompt's end the token behind the last one is not known yet: that column is written again when it has
+        been decided."""
+        hidden = self.memory.hidden.slice(0, width)
+        self.memory.model.hidden(None, hidden)
+        self._align_wide(hidden, hidden)
 
-    def draft(self, rows: Rows, table: Buffer, decided: Buffer, accepted: Buffer, hidden: Buffer, out: Buffer) -> None:
-        """Align what was just decided and draft on. decided i32 [B*W], accepted i32 [B], hidden act [B*W, H].
+    def forced(self, width: int) -> None:
+        self._align_wide(self.memory.hidden.slice(0, width), self.own.joined.slice(0, width))
 
-        out i32 [window, B]: the drafts, by position."""
-        m, ops, B = self.memory, self.device.ops, rows.B
-        behind = m.start.shape[0] // m.one.shape[0]
+    def join(self) -> None:
+        """Append the last executed column of one row, whose successor is in the frame."""
+        fields, hidden, rows = self.memory.input.fields, self.memory.hidden.slice(0, 1), self.memory.input.rows(1)
+        self.device.ops.gather(hidden, self.memory.stored, fields["read"].head(1))
+        self._align(rows, rows.tokens, hidden, self.own.joined.slice(0, 1))
+
+    def decided(self, B: int, W: int) -> None:
+        m, memory, ops, rows = self.own, self.memory, self.device.ops, self.memory.input.rows(B, W)
+        accepted = m.none.head(B) if W == 1 else memory.output.fields["accepted"].head(B)
+        hidden, joined = memory.hidden.slice(0, B * W), m.joined.slice(0, B * W)
+        table, out = memory.input.fields["draft_table"].head(B), memory.output.fields["drafts"].head(m.window, B)
+        behind = m.start.shape[0] // m.none.shape[0]
         start, width = m.start.head(behind, B), m.width.head(behind, B)
         positions = m.positions.head(behind, 3, B)
-        joined = m.joined.head(*hidden.shape)
-        self.align(rows, decided, table, hidden, joined)
+        self._align(rows, memory.output.fields["token"].head(B * W), hidden, joined)
         ops.draft_rows(m.index.head(B), start, width, positions, accepted, rows, m.limit)
-        step = m.own.slice(0, 1).head(B, hidden.shape[1])
+        step, logits = m.own.slice(0, 1).head(B, hidden.shape[1]), memory.logits.slice(0, B)
         ops.gather(step, joined, m.index.head(B))
         for s in range(m.window):
             token = out.slice(s, s + 1)
-            self.model.logits(step, self.logits.slice(0, B))
-            ops.sample(
-                m.sample_out(B, token), self.logits.slice(0, B), self.masks.head(B, 1, self.masks.shape[-1]),
-                self.counts, m.sample_rows(B), self.scratch,
-            )  # fmt: skip
+            memory.model.logits(step, logits)
+            m.argmax(ops, token, logits, memory.masks, memory.counts, memory.scratch)
             if s + 1 < m.window:
                 own = Rows(
                     B, 1, start.slice(s, s + 1).head(B), width.slice(s, s + 1).head(B), rows.read, rows.write, table,
                     token.head(B), positions.slice(s, s + 1).head(3, B),
                 )  # fmt: skip
                 following = m.own.slice((s + 1) % 2, (s + 1) % 2 + 1).head(B, hidden.shape[1])
-                self.model.draft(own, step, following)
+                memory.model.draft(own, step, following)
                 step = following
+
+    def _align_wide(self, hidden: Buffer, out: Buffer) -> None:
+        """Append the columns of a wide unit; the frame has the tokens behind them."""
+        fields, width = self.memory.input.fields, hidden.shape[0]
+        self._align(self.memory.input.wide_rows(width), fields["wide_tokens"].slice(1, width + 1), hidden, out)
+
+    def _align(self, rows: Rows, tokens: Buffer, hidden: Buffer, out: Buffer) -> None:
+        """Append the columns of ``rows``: hidden act [T, H], and tokens i32 [T], each the one behind its column's."""
+        table = self.memory.input.fields["draft_table"].head(rows.B)
+        own = Rows(rows.B, rows.W, rows.start, rows.width, rows.read, rows.write, table, tokens, rows.positions)
+        self.memory.model.draft(own, hidden, out)

@@ -29,7 +29,7 @@ def fill_decode(rows: HostRows, records: Sequence[SequenceRecord]) -> None:
 
 def fill_drafts(rows: HostRows, records: Sequence[SequenceRecord], drafts: Sequence[tuple[int, ...]]) -> None:
     """The drafts a round verifies, in the columns behind the anchors. Call after ``fill_sampling``."""
-    rows.mtp_table[:] = [r.mtp_row for r in records]
+    rows.draft_table[:] = [r.draft_row or 0 for r in records]
     for row, own in enumerate(drafts):
         n = rows.drafted[row] = len(own)
         rows.width[row] = 1 + n
@@ -49,7 +49,7 @@ def fill_recall(rows: HostRows, records: Sequence[SequenceRecord]) -> None:
 def fill_joined(rows: HostRows, record: SequenceRecord, token: int) -> None:
     """The last executed token of a row and the one behind it, for the drafting module."""
     fill_recall(rows, (record,))
-    rows.mtp_table[0] = record.mtp_row
+    rows.draft_table[0] = record.draft_row
     rows.tokens[0, 0] = token
 
 
@@ -88,8 +88,8 @@ def fill_wide(
     rows.table[0] = record.row
     rows.lanes[0] = record.lane
     rows.last[0] = width - 1
-    if record.mtp_row is not None:
-        rows.mtp_table[0] = record.mtp_row
+    if record.draft_row is not None:
+        rows.draft_table[0] = record.draft_row
     fields["wide_tokens"][: len(tokens)] = tokens
     fields["wide_positions"][: 3 * columns].reshape(3, columns)[:, :width] = positions
 

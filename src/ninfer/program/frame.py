@@ -46,11 +46,11 @@ def input_fields(rows: int, window: int, columns: int, blocks: int) -> dict[str,
     tables = {"blocks": Field((rows, blocks), "i32")}
     if window:
         short |= {
-            "mtp_table": Field((rows,), "i32"),
+            "draft_table": Field((rows,), "i32"),
             "drafted": Field((rows,), "i32"),
             "drafts": Field((rows * window,), "i32"),
         }
-        tables |= {"mtp_blocks": Field((rows, blocks), "i32")}
+        tables |= {"draft_blocks": Field((rows, blocks), "i32")}
     wide = {"wide_tokens": Field((columns + 1,), "i32"), "wide_positions": Field((3 * columns,), "i32")}
     return short | tables | wide
 
@@ -89,8 +89,8 @@ class HostRows:
     """The short fields of an input block as arrays of ``B`` rows of ``W`` columns."""
 
     __slots__ = (
-        "accepted", "drafted", "drafts", "index", "kept", "lanes", "last", "mtp_table", "positions", "purpose", "read",
-        "real", "seed", "start", "table", "tokens", "whole", "width", "write",
+        "accepted", "draft_table", "drafted", "drafts", "index", "kept", "lanes", "last", "positions", "purpose",
+        "read", "real", "seed", "start", "table", "tokens", "whole", "width", "write",
     )  # fmt: skip
 
     def __init__(self, block: HostBlock, B: int, W: int, window: int) -> None:
@@ -105,7 +105,7 @@ class HostRows:
         self.seed = f["seed"][: 2 * B].reshape(B, 2)
         self.index, self.purpose = f["index"][: B * W].reshape(B, W), f["purpose"][: B * W].reshape(B, W)
         if window:
-            self.mtp_table, self.drafted = f["mtp_table"][:B], f["drafted"][:B]
+            self.draft_table, self.drafted = f["draft_table"][:B], f["drafted"][:B]
             self.drafts = f["drafts"][: B * window].reshape(B, window)
 
 

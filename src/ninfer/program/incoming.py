@@ -23,11 +23,12 @@ NOTHING: Index = np.zeros(0, np.int64)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Incoming:
-    """owner: the source, which is no victim. units: device pages taken. states: device state slots taken.
+    """owner, checkpoint, frontier: the source, which is no victim. units: device pages taken. states: device state
+    slots taken; negative where a capture gives some back.
 
     held: images that active rows hold on the device afterwards, beyond the one each of them writes. pages, image:
-    objects that stay as they are. entitlement, in_place: of the branch of each pool. ``thaws``: the source's image is
-    taken over, not read.
+    objects that stay as they are. transfers, prefill: work. entitlement, in_place: of the branch of each pool. thaws:
+    the source's image is taken over, not read. request and lane of a start; capture: the row and what was offered.
     """
 
     source: Literal["root", "move", "fork", "capture", "none"]

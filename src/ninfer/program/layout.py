@@ -93,9 +93,13 @@ class PoolLayout:
         return max(1, -(-self.page_bytes // 256)) * 256
 
 
-def build_pool_layouts(geometries: Mapping[PoolKind, KVGeometry], codec: KVCodec) -> tuple[PoolLayout, ...]:
-    """The pools of a model, in the order every per-pool tuple uses; planes by layer, then by role."""
-    return tuple(PoolLayout(kind, _planes(geometry, codec)) for kind, geometry in geometries.items())
+def build_pool_layouts(
+    geometries: Mapping[PoolKind, KVGeometry], codec: KVCodec, activation: str = "f32"
+) -> tuple[PoolLayout, ...]:
+    """The pools of a model, in the order every per-pool tuple uses; planes by layer, then by role. A draft model's are
+    kept as the device's ``activation``."""
+    codecs = {PoolKind.DRAFT_FULL: KVCodec.BF16 if activation == "bf16" else KVCodec.FP32}
+    return tuple(PoolLayout(kind, _planes(geometry, codecs.get(kind, codec))) for kind, geometry in geometries.items())
 
 
 def _planes(geometry: KVGeometry, codec: KVCodec) -> tuple[PlaneSpec, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ninfer.contract import Buffer, Device
+from ninfer.program.blocks import BlockMemory
 from ninfer.program.capacity import pool_pages
 from ninfer.program.drafting import DraftMemory
 from ninfer.program.frame import DeviceFrame, input_fields, output_fields
@@ -66,16 +67,28 @@ class Memory:
     output: DeviceFrame
     last: Buffer
     """act [rows, H]: hidden of the last accepted columns, on its way into the state."""
-    drafts: DraftMemory | None
+    one: Buffer
+    """i32 [rows] of 1."""
+    drafts: DraftMemory | BlockMemory | None
 
 
 def lay_out(scope: Scopes, device: Device, model: TextModel, shape: Shape, kv_pages: int) -> Memory:
     C, W, V, H, blocks = shape.rows, shape.width, shape.vocabulary, model.hidden_size, pages(shape.context)
-    decided, K = C * W, shape.window
-    hidden = max(decided, shape.control, shape.chunk if K else 0)
-    pool = pool_pages(kv_pages, C, K)
-    placement = Placement(pool, C, blocks, shape.slots, shape.columns, shape.recorded, shape.context, shape.codec)
+    decided, K, block = C * W, shape.window, model.block(shape.window)
     columns = max(decided, shape.control)
+    hidden = max(columns, shape.chunk if K and block is None else 0)
+    pool = pool_pages(model.kv_geometries, kv_pages, C, K)
+    placement = Placement(
+        pool, C, blocks, shape.slots, shape.columns, shape.recorded, shape.context, shape.codec,
+        block.columns if block else 0, columns,
+    )  # fmt: skip
+    drafts: DraftMemory | BlockMemory | None = None
+    if K:
+        drafts = (
+            BlockMemory.place(scope, device, H, C, K, block)
+            if block
+            else DraftMemory.place(scope, device, H, C, K, columns, shape.context)
+        )
     return Memory(
         model.place(scope, device, placement),
         scope.buffer("state", (shape.slots, H), device.activation),
@@ -87,7 +100,8 @@ def lay_out(scope: Scopes, device: Device, model: TextModel, shape: Shape, kv_pa
         DeviceFrame.place(scope, input_fields(C, K, shape.columns, blocks)),
         DeviceFrame.place(scope, output_fields(C, K)),
         scope.buffer("logits", (C, H), device.activation),
-        DraftMemory.place(scope, device, H, C, K, columns, shape.context) if K else None,
+        scope.buffer("sampling", (C,), "i32"),
+        drafts,
     )
 
 

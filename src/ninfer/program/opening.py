@@ -49,9 +49,9 @@ def open_program(
     """
     retention = retention or Retention()
     free, taken, graphs = device.memory().free, dict(device.taken()), recording_bytes(device, shape)
-    layouts = build_pool_layouts(model.kv_geometries, shape.codec)
+    layouts = build_pool_layouts(model.kv_geometries, shape.codec, device.activation)
     state_bytes = model.state_bytes(device.activation)
-    _check_host(retention, layouts, state_bytes)
+    _check_host(retention, layouts, measure(device, model, shape, shape.rows)["state"] // shape.slots)
 
     def total(kv_pages: int) -> int:
         return sum(measure(device, model, shape, kv_pages).values()) + graphs
@@ -59,7 +59,7 @@ def open_program(
     try:
         profile, report = resolve_capacity(
             kv or automatic_kv(device), S=shape.context, C=shape.rows, Q=pages(retention.tokens), K=shape.window,
-            layout_bytes=total, free_bytes=free,
+            pools=model.kv_geometries.keys(), layout_bytes=total, free_bytes=free,
         )  # fmt: skip
     except OutOfDeviceMemory as error:
         plan = taken | measure(device, model, shape, max(pages(shape.context), shape.rows)) | {"graphs": graphs}

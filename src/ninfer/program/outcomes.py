@@ -46,10 +46,10 @@ def become_row(store: Store, incoming: Incoming, taken: Taken) -> Handle:
         store.states.thaw(binding.write)
     spaces = {kind: store.kv[kind].close_branch(branch) for kind, branch in taken.branches.items()}
     table_rows = {kind: store.kv[kind].spaces.get(space).row for kind, space in spaces.items()}
-    row, mtp_row = table_rows[PoolKind.MAIN], table_rows.get(PoolKind.MTP)
+    row, draft_row = table_rows.pop(PoolKind.MAIN), next(iter(table_rows.values()), None)
     assert row is not None
     slots = (_slot(store, binding.read), _slot(store, binding.write))
-    record = new_record(incoming.request, incoming.lane, incoming.frontier, binding, slots, spaces, row, mtp_row)
+    record = new_record(incoming.request, incoming.lane, incoming.frontier, binding, slots, spaces, row, draft_row)
     record.checkpoints, record.next_checkpoint = inherited, following
     return store.sequences.insert(record)
 

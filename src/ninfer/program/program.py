@@ -302,8 +302,9 @@ class Program:
     # -- facts ---------------------------------------------------------------------------------------------------
 
     def audit(self) -> Mapping[str, int]:
-        return audit(self.store) | {
-            "transactions": int(self._transactions.open is not None),
+        settled = self._transactions.open is None
+        return audit(self.store, settled) | {
+            "transactions": int(not settled),
             "pending_rows": len(self._pending.records) if self._pending else 0,
         }
 
@@ -341,7 +342,9 @@ class Program:
         return self._pending
 
     def _map(self, record: SequenceRecord, width: int) -> None:
-        for kind, tokens in unit_touch(record.frontier, width, self.shape.window, self.shape.context).items():
+        for kind, tokens in unit_touch(
+            self.store.kv, record.frontier, width, self.shape.window, self.shape.context
+        ).items():
             self.store.kv[kind].ensure_mapped(record.spaces[kind], tokens)
 
     def _join(self, record: SequenceRecord, token: int) -> None:

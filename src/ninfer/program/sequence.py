@@ -32,8 +32,8 @@ class SequenceRecord:
     """The ledger has room for prompt and output; ``length`` accepted tokens, of which ``frontier`` are executed.
 
     lane: row of the penalty counts. read, slot: state slots that units read and write, the same one unless the state
-    was forked and nothing has been written yet. row, mtp_row: of the block tables. drafts: what was drafted behind the
-    anchor and not verified yet. real, whole, seed: sampling parameters as the device reads them. boundaries: ledger
+    was forked and nothing has been written yet. row, draft_row: of the block tables. drafts: what was drafted behind
+    the anchor and not verified yet. real, whole, seed: sampling parameters as the device reads them. boundaries: ledger
     lengths at which re-rendering the history reproduces the same tokens. checkpoints: captured on the way, by id.
     intact: the state is the one at ``frontier``; a unit that ended badly may have left another.
     """
@@ -50,7 +50,7 @@ class SequenceRecord:
     whole: tuple[int, ...]
     seed: tuple[int, int]
     length: int
-    mtp_row: int | None = None
+    draft_row: int | None = None
     drafts: tuple[int, ...] = ()
     frontier: int = 0
     phase: Phase = Phase.PREFILL
@@ -77,7 +77,7 @@ class SequenceRecord:
 
 def new_record(
     request: PreparedRequest, lane: int, frontier: int, binding: ActiveStateBinding, slots: tuple[int, int],
-    spaces: dict[PoolKind, Handle], row: int, mtp_row: int | None,
+    spaces: dict[PoolKind, Handle], row: int, draft_row: int | None,
 ) -> SequenceRecord:  # fmt: skip
     """A sequence whose ledger is the prompt, of which ``frontier`` tokens are executed. slots: read and written."""
     prompt, s = request.identity.tokens, request.sampling
@@ -95,7 +95,7 @@ def new_record(
         read=slots[0],
         slot=slots[1],
         row=row,
-        mtp_row=mtp_row,
+        draft_row=draft_row,
         ledger=ledger,
         real=(s.temperature, s.top_p, s.min_p, s.presence_penalty, s.frequency_penalty),
         whole=(s.top_k, s.logprobs, 0, lane),

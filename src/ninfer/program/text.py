@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Protocol
 
+from ninfer.block_ops import ContextKV
 from ninfer.contract import Buffer, Device, Scope
+from ninfer.models.qwen3_5 import dflash
 from ninfer.models.qwen3_5 import forward as passes
 from ninfer.models.qwen3_5 import state as storage
 from ninfer.models.qwen3_5.config import Moe
-from ninfer.models.qwen3_5.weights import AttentionWeights, Block, GdnWeights, Model, MoeWeights
+from ninfer.models.qwen3_5.weights import AttentionWeights, Block, DraftLayer, GdnWeights, Model, MoeWeights
 from ninfer.ops import GdnRecord, GdnState, KVPlanes, Matrix, Rows
 from ninfer.program.layout import KVCodec, KVGeometry, PoolKind
 
@@ -21,6 +23,8 @@ class Placement:
 
     pages: KV pages by pool. rows, blocks: shape of the block tables. slots: state slots. columns: B*W of the widest
     pass. recorded: columns of the widest recorded pass. context: ordinals of the longest sequence.
+    block: columns of a row in a block pass, 0 where the model drafts otherwise. unsettled: tokens of the widest unit
+    that may be taken back.
     """
 
     pages: Mapping[PoolKind, int]
@@ -31,6 +35,16 @@ class Placement:
     recorded: int
     context: int
     codec: KVCodec
+    block: int = 0
+    unsettled: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BlockShape:
+    """A block pass: columns of a row, and the token that stands for one to be drafted."""
+
+    columns: int
+    mask: int
 
 
 class PlacedModel(Protocol):
@@ -67,8 +81,21 @@ class PlacedModel(Protocol):
         ...
 
     def draft(self, rows: Rows, hidden: Buffer, out: Buffer) -> None:
-        """Run the drafting module, where the model has one: out act [B*W, H] from final hidden act [B*W, H] and the
+        """Run the MTP module, where the model has one: out act [B*W, H] from final hidden act [B*W, H] and the
         token behind each, appended to the module's own pool. Overwrites what the last pass left."""
+        ...
+
+    def append(self, rows: Rows) -> None:
+        """The real columns of the last pass become context of the block-drafting companion, where the model has one.
+        ``rows.table``: rows of its own pool."""
+        ...
+
+    def block(self, rows: Rows, index: Buffer, out: Buffer) -> None:
+        """Run the companion over a block; out act [n, H]: its final hidden at columns ``index`` i32 [n]."""
+        ...
+
+    def carry(self, read: int, write: int) -> None:
+        """Copy what a unit only adds to from one state slot to another."""
         ...
 
 
@@ -80,7 +107,7 @@ class TextModel(Protocol):
 
     @property
     def kv_geometries(self) -> Mapping[PoolKind, KVGeometry]:
-        """Pools in order: MAIN, then that of the drafting module, where the model has one."""
+        """Pools in order: MAIN, then that of what drafts, where it has one."""
         ...
 
     def state_bytes(self, activation: str) -> int:
@@ -91,8 +118,12 @@ class TextModel(Protocol):
         """Weight bytes a decode round of ``rows`` rows reads."""
         ...
 
-    def draft_bytes(self, rows: int) -> int:
-        """Weight bytes one pass of the drafting module and its logits read."""
+    def draft_bytes(self, rows: int, window: int) -> int:
+        """Weight bytes that drafting ``window`` tokens and their logits read."""
+        ...
+
+    def block(self, window: int) -> BlockShape | None:
+        """The block pass that drafts ``window`` tokens, of a model with a block-drafting companion."""
         ...
 
     def place(self, scope: Scope, device: Device, placement: Placement) -> PlacedModel: ...
@@ -113,7 +144,13 @@ class QwenText:
         config = self.model.config
         s = config.attention
         main = {PoolKind.MAIN: KVGeometry(config.full_layers, s.hk, s.hd) if s else KVGeometry(0, 0, 0)}
-        return main | {PoolKind.MTP: KVGeometry(1, s.hk, s.hd)} if self.model.mtp and s else main
+        if self.model.mtp and s:
+            return main | {PoolKind.MTP: KVGeometry(1, s.hk, s.hd)}
+        draft = self.model.dflash.config if self.model.dflash else None
+        if draft and draft.full_layers:
+            own = KVGeometry(draft.full_layers, draft.attention.hk, draft.attention.hd)
+            return main | {PoolKind.DRAFT_FULL: own}
+        return main
 
     def state_bytes(self, activation: str) -> int:
         return self.model.config.state_bytes(activation)
@@ -122,9 +159,17 @@ class QwenText:
         """Of a bank of experts, the most that ``rows`` rows can select."""
         return self.model.head.nbytes + sum(self._block_bytes(block, rows) for block in self.model.blocks)
 
-    def draft_bytes(self, rows: int) -> int:
-        mtp = self.model.mtp
-        return mtp.projection.nbytes + self._block_bytes(mtp.block, rows) + self.model.head.nbytes if mtp else 0
+    def draft_bytes(self, rows: int, window: int) -> int:
+        mtp, dflash, head = self.model.mtp, self.model.dflash, self.model.head.nbytes
+        if dflash:
+            return dflash.features.nbytes + sum(map(_draft_layer_bytes, dflash.layers)) + head
+        return window * (mtp.projection.nbytes + self._block_bytes(mtp.block, rows) + head) if mtp else 0
+
+    def block(self, window: int) -> BlockShape | None:
+        if self.model.dflash is None:
+            return None
+        config = self.model.dflash.config
+        return BlockShape(config.block or window + 1, config.mask)
 
     def _block_bytes(self, block: Block, rows: int) -> int:
         total = sum(matrix.nbytes for matrix in _mixer(block.mixer))
@@ -138,12 +183,24 @@ class QwenText:
 
     def place(self, scope: Scope, device: Device, placement: Placement) -> PlacedQwenText:
         config, p = self.model.config, placement
-        planes = {
+        planes: dict[PoolKind, Sequence[KVPlanes]] = {
             kind: storage.allocate_kv(
                 config, scope, geometry.full_attention_layers, p.pages[kind], p.rows, p.blocks, p.codec.value
             )
             for kind, geometry in self.kv_geometries.items()
+            if kind is not PoolKind.DRAFT_FULL
         }
+        companion = None
+        if (own := self.model.dflash) is not None:
+            window = max((w for w in own.config.windows if w), default=0)
+            ring = dflash.ring_pages(window, p.unsettled, p.context)
+            full = p.pages.get(PoolKind.DRAFT_FULL, 0)
+            companion = PlacedDFlash(
+                dflash.allocate_context(own.config, scope, device, full, p.rows, p.blocks, p.slots, ring),
+                dflash.plan_workspace(
+                    own.config, config.hidden_size, scope, device, p.columns, p.rows * p.block, p.context
+                ),
+            )
         return PlacedQwenText(
             device,
             self.model,
@@ -151,7 +208,24 @@ class QwenText:
             storage.allocate_state(config, scope, device, p.slots),
             storage.allocate_record(config, scope, device, p.recorded),
             passes.plan_workspace(config, scope, device, p.columns, p.context, mtp=PoolKind.MTP in planes),
+            companion,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedDFlash:
+    """What a block-drafting companion keeps of sequences, layer by layer, and what its passes work in."""
+
+    context: Sequence[ContextKV]
+    workspace: dflash.DraftWorkspace
+
+    @property
+    def paged(self) -> list[ContextKV]:
+        return [kv for kv in self.context if kv.blocks is not None]
+
+    @property
+    def rings(self) -> list[Buffer]:
+        return [b for kv in self.context if kv.blocks is None for b in (kv.k, kv.v)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,23 +236,33 @@ class PlacedQwenText:
     state: Sequence[GdnState]
     record: Sequence[GdnRecord]
     workspace: passes.Workspace
+    companion: PlacedDFlash | None
 
     @property
     def tables(self) -> Mapping[PoolKind, Buffer]:
-        return {kind: planes[0].blocks for kind, planes in self.kv.items() if planes}
+        tables = {kind: planes[0].blocks for kind, planes in self.kv.items() if planes}
+        for kv in self.companion.paged if self.companion else ():
+            assert kv.blocks is not None
+            tables[PoolKind.DRAFT_FULL] = kv.blocks  # one for all
+        return tables
 
     def planes(self, pool: PoolKind) -> Sequence[Buffer]:
         """Every buffer of the attention layers but the block table they share."""
+        if pool is PoolKind.DRAFT_FULL and self.companion:
+            return [b for kv in self.companion.paged for b in (kv.k, kv.v)]
         return [b for layer in self.kv[pool] for b in _buffers(layer) if b is not layer.blocks]
 
     @property
     def images(self) -> Sequence[Buffer]:
-        return [b for layer in self.state for b in _buffers(layer)]
+        rings = self.companion.rings if self.companion else []
+        return [b for layer in self.state for b in _buffers(layer)] + rings
 
     def forward(self, rows: Rows, recorded: bool = False) -> None:
         record = self.record if recorded else None
         kv = self.kv[PoolKind.MAIN]
-        passes.forward(self.device.ops, self.model, self.workspace, rows, kv, self.state, record)
+        features = self.companion.workspace.features if self.companion else None
+        taps = self.model.dflash.config.taps if self.model.dflash else ()
+        passes.forward(self.device.ops, self.model, self.workspace, rows, kv, self.state, record, features, taps)
 
     def hidden(self, index: Buffer | None, out: Buffer) -> None:
         passes.hidden(self.device.ops, self.model, self.workspace, index, out)
@@ -190,6 +274,21 @@ class PlacedQwenText:
         (kv,) = self.kv[PoolKind.MTP]
         passes.draft(self.device.ops, self.model, self.workspace, rows, kv, hidden, out)
 
+    def append(self, rows: Rows) -> None:
+        assert self.companion is not None
+        assert self.model.dflash is not None
+        own = self.companion
+        dflash.append(self.device.ops, self.model.dflash, own.workspace, rows, own.context)
+
+    def block(self, rows: Rows, index: Buffer, out: Buffer) -> None:
+        assert self.companion is not None
+        own = self.companion
+        dflash.draft(self.device.ops, self.model, own.workspace, rows, own.context, index, out)
+
+    def carry(self, read: int, write: int) -> None:
+        for ring in self.companion.rings if self.companion else ():
+            self.device.copy(ring.slice(write, write + 1), ring.slice(read, read + 1))
+
     def fold(self, accepted: Buffer, rows: Rows) -> None:
         passes.fold(self.device.ops, self.model.config, self.state, self.record, accepted, rows)
 
@@ -198,6 +297,11 @@ def _mixer(mixer: AttentionWeights | GdnWeights) -> tuple[Matrix, ...]:
     if isinstance(mixer, AttentionWeights):
         return (mixer.query, mixer.key, mixer.value, mixer.gate, mixer.output)
     return (mixer.query, mixer.key, mixer.value, mixer.z, mixer.a, mixer.b, mixer.output)
+
+
+def _draft_layer_bytes(layer: DraftLayer) -> int:
+    own = (layer.query, layer.key, layer.value, layer.output, layer.ffn.gate, layer.ffn.up, layer.ffn.down)
+    return sum(matrix.nbytes for matrix in own)
 
 
 def _buffers(layer: KVPlanes | GdnState) -> list[Buffer]:

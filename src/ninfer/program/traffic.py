@@ -10,12 +10,12 @@ from ninfer.program.text import TextModel
 
 
 class Traffic:
-    """Counts executed tokens, and the bytes decode rounds had to read and write: weights once per round (those of the
+    """Counts executed tokens, and the bytes decode rounds had to read and write: weights once per round (those of a
     drafting module once per draft), keys and values of every cached token once, state once in each direction."""
 
     def __init__(self, model: TextModel, layouts: Sequence[PoolLayout], shape: Shape, state_bytes: int) -> None:
         self.weights = [
-            model.weight_bytes(B * shape.width) + shape.window * model.draft_bytes(B) for B in range(1, shape.rows + 1)
+            model.weight_bytes(B * shape.width) + model.draft_bytes(B, shape.window) for B in range(1, shape.rows + 1)
         ]
         self.kv_token = sum(plane.bytes_per_token for layout in layouts for plane in layout.planes)
         self.state = state_bytes

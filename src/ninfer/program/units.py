@@ -16,16 +16,16 @@ import numpy as np
 import numpy.typing as npt
 
 from ninfer import env
-from ninfer.contract import Arena, Buffer, Device, Graph
+from ninfer.contract import Arena, Device, Graph
 from ninfer.errors import DeviceError
 from ninfer.program.checking import Bounds, check_frame
-from ninfer.program.drafting import Drafting
+from ninfer.program.drafting import Drafting, MtpDrafting
 from ninfer.program.frame import HostBlock, InputFrame, before, input_fields, output_fields
 from ninfer.program.layout import PoolKind, pages
 from ninfer.program.memory import Memory, Shape
 from ninfer.program.stores.rows import ExecutionRows
 
-TABLES = {PoolKind.MAIN: "blocks", PoolKind.MTP: "mtp_blocks"}
+TABLES = {PoolKind.MAIN: "blocks", PoolKind.MTP: "draft_blocks", PoolKind.DRAFT_FULL: "draft_blocks"}
 """Field of an input frame with the block table of a pool."""
 
 COUNTERS = (
@@ -77,12 +77,12 @@ class Units:
         self._bounds = Bounds(memory.stored.shape[0], shape.rows, shape.context, shape.columns)
         self._checked = env.checks()
         self.counters = dict.fromkeys(COUNTERS, 0)
-        self.drafting = None
+        self.drafting: Drafting | None = None
         if memory.drafts is not None:
-            memory.drafts.fill_constants(device)
-            self.drafting = Drafting(
-                device, memory.model, memory.drafts, memory.logits, memory.masks, memory.counts, memory.scratch
-            )
+            one = device.host(memory.one.shape, "i32")
+            one[:] = 1
+            device.upload(memory.one, one)
+            self.drafting = memory.drafts.drafting(device, memory)
         sizes = range(1, shape.rows + 1)
         with ExitStack() as graphs:
 
@@ -123,13 +123,10 @@ class Units:
         return min((recorded for recorded in self._prefill if recorded >= width), default=width)
 
     def prefill(self, frame: InputFrame, width: int) -> None:
-        """Run one row of ``width`` prompt tokens; the hidden of its last token becomes part of the state.
-
-        The drafting module reads them too. At the prompt's end it does not know the token behind the last one yet: that
-        column is written again when the token has been decided.
-        """
+        """Run one row of ``width`` prompt tokens; the hidden of its last token becomes part of the state."""
         self._results_ns = 0
         self._upload(frame, wide=True)
+        self._carry(frame, 1)
         recorded = self._prefill.get(self.columns(width))
         if recorded is None:
             self._submit_prefill(width)
@@ -140,6 +137,7 @@ class Units:
     def forward(self, frame: InputFrame, B: int) -> None:
         """Run ``B`` anchors and the drafts behind them, and leave their logits."""
         self._upload(frame)
+        self._carry(frame, B)
         self._launch(self._forward[B - 1])
         self._launched_ns = time.perf_counter_ns()
         if self._results_ns and B == self._rows:
@@ -181,24 +179,21 @@ class Units:
         """Run one row of ``width`` decided tokens, recorded: keys and values are appended, the state is left alone."""
         self._results_ns = 0
         self._upload(frame, wide=True)
+        self._carry(frame, 1)
         m = self.memory
         rows = m.input.wide_rows(width)
         m.model.forward(rows, recorded=True)
         m.model.hidden(None, m.hidden.slice(0, width))
         self.device.ops.count(m.counts, m.input.fields["lanes"].head(1), rows.tokens.head(1, width), rows.width)
         if self.drafting is not None:
-            self._align_wide(m.hidden.slice(0, width), self.drafting.memory.joined.slice(0, width))
+            self.drafting.forced(width)
         frame.event.record()
 
     def join(self, frame: InputFrame) -> None:
         """Append to the drafting module's history the last prompt token of one row, which has a forced successor."""
-        assert self.drafting is not None
-        m = self.memory
+        assert isinstance(self.drafting, MtpDrafting)
         self._upload(frame)
-        hidden = m.hidden.slice(0, 1)
-        self.device.ops.gather(hidden, m.stored, m.input.fields["read"].head(1))
-        rows, drafts = m.input.rows(1), self.drafting.memory
-        self.drafting.align(rows, rows.tokens, m.input.fields["mtp_table"].head(1), hidden, drafts.joined.slice(0, 1))
+        self.drafting.join()
         frame.event.record()
 
     def fold(self, frame: InputFrame, B: int, width: int) -> None:
@@ -241,9 +236,7 @@ class Units:
         m.model.hidden(m.input.fields["last"].head(1), last)
         self.device.ops.scatter(m.stored, last, m.input.fields["write"].head(1))
         if self.drafting is not None:
-            prompt = m.hidden.slice(0, width)
-            m.model.hidden(None, prompt)
-            self._align_wide(prompt, prompt)
+            self.drafting.prompt(width)
 
     def _submit_forward(self, B: int) -> None:
         m, ops, W = self.memory, self.device.ops, self.width
@@ -253,7 +246,7 @@ class Units:
         if m.drafts is None:
             ops.scatter(m.stored, hidden, rows.write)
         m.model.logits(hidden, m.logits.slice(0, B * W))
-        counted = rows.width if m.drafts is None else m.drafts.one.head(B)  # drafts are counted once accepted
+        counted = rows.width if m.drafts is None else m.one.head(B)  # drafts are counted once accepted
         ops.count(m.counts, m.input.fields["lanes"].head(B), rows.tokens.head(B, W), counted)
 
     def _submit_recall(self, B: int) -> None:
@@ -272,11 +265,7 @@ class Units:
             ops.accept(out, accepted, logits, masks, m.counts, sampled, drafts, m.scratch)
             ops.count(m.counts, m.input.fields["lanes"].head(B), drafts.tokens, accepted)
         if self.drafting is not None:
-            kept = self.drafting.memory.none.head(B) if W == 1 else accepted
-            table, window = m.input.fields["mtp_table"].head(B), self.drafting.memory.window
-            following = m.output.fields["drafts"].head(window, B)
-            hidden = m.hidden.slice(0, B * W)
-            self.drafting.draft(m.input.rows(B, W), table, out.token.head(B * W), kept, hidden, following)
+            self.drafting.decided(B, W)
 
     def _submit_masked_finish(self, B: int, W: int) -> None:
         self.device.upload(self.memory.masks.head(B, W, self.memory.masks.shape[2]), self.masks(B, W))
@@ -290,12 +279,12 @@ class Units:
         ops.gather(last, m.hidden, fields["last"].head(B))
         ops.scatter(m.stored, last, fields["kept"].head(B))
 
-    def _align_wide(self, hidden: Buffer, out: Buffer) -> None:
-        """Append the columns of a wide unit to the drafting module's history; the frame has the tokens behind them."""
-        assert self.drafting is not None
-        fields, width = self.memory.input.fields, hidden.shape[0]
-        rows, following = self.memory.input.wide_rows(width), fields["wide_tokens"].slice(1, width + 1)
-        self.drafting.align(rows, following, fields["mtp_table"].head(1), hidden, out)
+    def _carry(self, frame: InputFrame, B: int) -> None:
+        """Rows that read one state slot and write another take along what a unit only adds to."""
+        rows = frame.rows(B)
+        for read, write in zip(rows.read.tolist(), rows.write.tolist()):
+            if read != write:
+                self.memory.model.carry(read, write)
 
     def _upload(self, frame: InputFrame, wide: bool = False) -> None:
         """Send the frame: its short fields, the block tables if they changed, and the wide fields if asked."""

@@ -64,10 +64,13 @@ def open_instance(artifact: str | bytes | os.PathLike[Any] | ArtifactSource, opt
         else:
             raise InvalidRequest(f"expected a path or an ArtifactSource, got {artifact!r}", field="artifact")
         contents = Artifact(source)
-        components = ("text", "mtp") if options.spec.backend == "mtp" else ("text",)
+        components = ("text",) if options.spec.backend == "none" else ("text", options.spec.backend)
         if missing := set(components) - set(contents.directory.components):
             raise InvalidRequest(f"the artifact has no component {', '.join(missing)}", field="spec.backend")
-        config = check(contents, components).text
+        selection = check(contents, components)
+        config, longest = selection.text, selection.dflash and selection.dflash.block
+        if longest and options.spec.window >= longest:
+            raise InvalidRequest(f"a block of {longest} drafts at most {longest - 1}", field="spec.draft_tokens")
         context = _context(options, config.max_position_embeddings)
         # a large vocabulary takes a second, in which the device opens and the weights arrive
         with ThreadPoolExecutor(1, "ninfer-frontend") as beside:

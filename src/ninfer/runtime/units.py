@@ -108,6 +108,8 @@ class Units:
         self._pending = batch
         check_membership(batch, rows)
         self._outbox.deliver()
+        for row in rows:
+            row.session.prepare()
         self._program.wait(batch)
         control = batch.kind == "control"
         try:

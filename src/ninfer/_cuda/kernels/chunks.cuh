@@ -34,14 +34,15 @@ DEVICE void tile_octets(Octet (&octet)[2], const Stream& a, int first, int end, 
 }
 
 // A lane's part of a tile's next chunk.
-template <int F> struct Source {
-    using C = Chunk<F>;
-    static constexpr int pieces = C::row / 16, step = 32 / pieces, more = 8 / step - 1;  // of a row; rows of the warp at once
+struct Source {
     const u8 *code[2], *high[2], *scale;
-    int next[2][more];  // from a lane's first row of an octet to its others
-    int left;           // bytes of codes to the end of the rows
+    int next[2][3];  // from a lane's first row of an octet to its others
+    int left;        // bytes of codes to the end of the rows
 
-    DEVICE void enter(const Stream& a, const Octet (&octet)[2], int number, int lane) {
+    // Where chunk `number` of a tile begins.
+    template <int F> DEVICE void enter(const Stream& a, const Octet (&octet)[2], int number, int lane) {
+        using C = Chunk<F>;
+        constexpr int pieces = C::row / 16, step = 32 / pieces, more = 8 / step - 1;  // of a row; rows of the warp at once
         left = (int)a.segment[octet[0].segment].row_bytes - number * C::row;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
@@ -62,7 +63,9 @@ template <int F> struct Source {
     }
 
     // Start copying, and go on to the chunk after it.
-    DEVICE void copy(u8* stage, int lane) {
+    template <int F> DEVICE void copy(u8* stage, int lane) {
+        using C = Chunk<F>;
+        constexpr int pieces = C::row / 16, step = 32 / pieces, more = 8 / step - 1;
         const int row = lane / pieces;  // the pieces of rows a step on trade places alike
         u8* to = stage + row * C::row + 16 * (lane % pieces ^ C::swizzle(row));
 #pragma unroll

@@ -4,68 +4,31 @@
 
 enum Result { STORE_BF16, STORE_F32, ADD, SWIGLU };
 
-constexpr int MAX_SEGMENTS = 24, MAX_JOBS = 2;
+constexpr int MAX_SEGMENTS = 20, MAX_JOBS = 4;
 
-// The segments of one format, and the blocks that work on them: `slices` times `blocks` of them.
+// The segments of one format, and the blocks that work on them: `slices` times `blocks` of them, from `block` on.
 struct Job {
-    i64 format, segment, end, tiles;
+    i64 format, width, stage, bias;  // of a chunk: columns, bytes; what codes are too large by
+    i64 segment, end, tiles, ticket;   // ticket: number of its first tile
     i64 block, blocks, slices, slice;  // K is cut into `slices` of `slice` columns
-    i64 whole;                         // blocks take whole tiles
-    i64 ticket;                        // of its first tile
-};
-
-struct Products {
-    const u16* x;     // [columns, K]
-    const u16* norm;  // [K] or null
-    double eps;
-    i64 columns, K, result;
-    i64 slices, slice;          // K is cut into `slices` of `slice` columns, a multiple of 128
-    i64 stage;                  // bytes of a warp's stage
-    i64 segments, tiles;        // with SWIGLU, segments 2i and 2i + 1 are matching rows of gate and up
-    const float* scale;         // [columns] or null: ADD multiplies with it
-    float* partial;             // sums of every slice
-    int* tickets;               // one a tile; zero between launches
-    Segment segment[MAX_SEGMENTS];
+    i64 chunks, last;                  // of a tile in a slice, and in the last one
+    i64 whole, length, longer;  // blocks take whole tiles, or chunks: so many, and the first `longer` blocks one more
 };
 
 // Where columns and results lie, and what becomes of the products of segments 2i and 2i + 1 (SWIGLU) or of every one.
 struct Stream {
-    const u16* x;       // [1, K]; or with sums, [columns, K padded to 128] in operand order
+    const u16* x;       // [1, K]; or with sums made ready by `operands`; or by `panels`
     const u16* norm;    // [K] or null; null with sums
-    const float* sums;  // [columns, K / 64]: of x by 64; or null
+    const float* sums;  // of x by 64; or null
     double eps;
-    i64 columns, K, result, jobs;
+    i64 columns, K, result, jobs, warps, stages;  // warps of a block, a power of two, as its logarithm
     const float* scale;  // [columns] or null: ADD multiplies with it
     float* partial;      // [tickets][parts]: sums of parts of a tile
     i64 parts;
-    int* tickets;        // one a tile of all jobs; zero between launches
+    int* tickets;  // one a tile of all jobs; zero between launches
     Job job[MAX_JOBS];
     Segment segment[MAX_SEGMENTS];
 };
-
-// The 32 rows of a tile: 32 of one segment, or 16 of gate and the same 16 of up. `rows` of a segment's tile step.
-DEVICE void tile_rows(Rows16 (&tile)[2], const Products& a, int number, int warp, int warps) {
-    const int step = a.result == SWIGLU ? 2 : 1, rows = (a.result == SWIGLU ? 16 : 32) * warps;
-    int i = 0;
-    while (i + step < a.segments && number >= a.segment[i + step].tile) i += step;
-    const Segment& s = a.segment[i];
-    const int begin = (number - (int)s.tile) * rows + warp * (rows / warps);
-    const int left = (int)s.rows - begin;
-    const int first = (int)s.first + begin;
-    if (a.result == SWIGLU) {
-        tile[0] = {&s, first, left};
-        tile[1] = {&a.segment[i + 1], (int)a.segment[i + 1].first + begin, left};
-    } else {
-        tile[0] = {&s, first, left};
-        tile[1] = {&s, first + 16, left - 16};
-    }
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        // a half beyond its segment repeats the last row and stores nothing
-        const int last = (int)(tile[h].segment->first + tile[h].segment->rows) - 1;
-        if (tile[h].count < 1) tile[h].row = last, tile[h].count = 0;
-    }
-}
 
 DEVICE int chunk_count(const Rows16 (&tile)[2], int width) {
     const int span = span_of((int)tile[0].segment->format);
@@ -87,29 +50,6 @@ DEVICE Word4 normed8(const u16* x, const u16* norm, int k, int K, float inverse)
 #pragma unroll
     for (int i = 0; i < 8; ++i) f[i] = f[i] * inverse * (1.0f + w[i]);
     return {pack(f[0], f[1]), pack(f[2], f[3]), pack(f[4], f[5]), pack(f[6], f[7])};
-}
-
-// Put the sum of local row `row` (0..15 of a half) and a column where it belongs.
-DEVICE void finish(const Products& a, const Rows16& r, int row, int column, float sum) {
-    if (row >= r.count || column >= a.columns) return;
-    const Segment& s = *r.segment;
-    sum *= row_factor(s, r.row + row);
-    const i64 at = column * s.out_stride + s.out_first + (r.row + row - s.first);
-    if (a.result == STORE_F32) {
-        ((float*)s.out)[at] = sum;
-    } else {
-        u16* out = (u16*)s.out;
-        if (a.result == ADD) sum = from_bf16(out[at]) + (a.scale ? a.scale[column] : 1.0f) * sum;
-        out[at] = to_bf16(sum);
-    }
-}
-
-DEVICE void finish_swiglu(const Products& a, const Rows16 (&tile)[2], int row, int column, float gate, float up) {
-    if (row >= tile[0].count || column >= a.columns) return;
-    gate *= row_factor(*tile[0].segment, tile[0].row + row);
-    up *= row_factor(*tile[1].segment, tile[1].row + row);
-    const Segment& s = *tile[0].segment;
-    ((u16*)s.out)[column * s.out_stride + s.out_first + (tile[0].row + row - s.first)] = to_bf16(silu(gate) * up);
 }
 
 // -- sums of 16 rows x 2 and 8 NT columns

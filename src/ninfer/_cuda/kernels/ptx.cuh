@@ -157,6 +157,44 @@ DEVICE void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+// c[n][16 rows x 8] += a[16 x 16] b[16 x 8 N8] for each warp of four, b in shared memory as [k / 8][8 N8 columns][8] bf16.
+// The sums are there after panel_end; panel_begin comes before the first product, and before them shared_for_panels in
+// every thread that wrote b.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define PANELS
+DEVICE void shared_for_panels() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+DEVICE void panel_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void panel_end() { asm volatile("wgmma.commit_group.sync.aligned;\n\twgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+#define C4(n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
+#define C16(n) C4(n), C4(n + 1), C4(n + 2), C4(n + 3)
+template <int N8> DEVICE void panel_mma(float (&c)[N8][4], u32 a0, u32 a1, u32 a2, u32 a3, const void* b) {
+    // address, distance of the two halves of k and of eights of columns, all by 16
+    const u64 where = (u64)((shared_address(b) & 0x3FFFF) >> 4) | (u64)(8 * N8) << 16 | (u64)8 << 32;
+    if constexpr (N8 == 4)
+        asm volatile(
+            "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+            "{%16, %17, %18, %19}, %20, 1, 1, 1, 0;"
+            : C16(0)
+            : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(where));
+    else if constexpr (N8 == 8)
+        asm volatile(
+            "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, 1, 1, 1, 0;"
+            : C16(0), C16(4)
+            : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(where));
+    else
+        asm volatile(
+            "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, "
+            "%40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+            "{%64, %65, %66, %67}, %68, 1, 1, 1, 0;"
+            : C16(0), C16(4), C16(8), C16(12)
+            : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(where));
+}
+#undef C16
+#undef C4
+#endif
+
 // Four 8 x 8 tiles of bf16; lane 8i + r gives the address of row r of tile i. r[i]: row lane/4, columns 2*(lane%4) and + 1.
 DEVICE void load_tiles(u32 (&r)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"

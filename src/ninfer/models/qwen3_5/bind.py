@@ -18,12 +18,30 @@ from ninfer.artifact.formats import f32_to_bf16
 from ninfer.artifact.layouts import Bytes, align_up
 from ninfer.contract import ITEM_BYTES, Arena, Buffer, Device
 from ninfer.errors import ArtifactError, InvalidRequest
-from ninfer.models.qwen3_5.config import FULL, Dense, MtpConfig, TextConfig, parse_mtp, parse_text, parse_vision
-from ninfer.models.qwen3_5.parameters import ParameterSpec, mtp_parameters, text_parameters, vision_parameters
+from ninfer.models.qwen3_5.config import (
+    FULL,
+    Dense,
+    DFlashConfig,
+    MtpConfig,
+    TextConfig,
+    parse_dflash,
+    parse_mtp,
+    parse_text,
+    parse_vision,
+)
+from ninfer.models.qwen3_5.parameters import (
+    ParameterSpec,
+    dflash_parameters,
+    mtp_parameters,
+    text_parameters,
+    vision_parameters,
+)
 from ninfer.models.qwen3_5.weights import (
     AttentionWeights,
     Block,
     DenseWeights,
+    DFlashWeights,
+    DraftLayer,
     GdnWeights,
     Model,
     MoeWeights,
@@ -50,11 +68,12 @@ class Selection:
 
     text: TextConfig
     mtp: MtpConfig | None
+    dflash: DFlashConfig | None
     parameters: tuple[ParameterSpec, ...]
 
 
 def check(artifact: Artifact, components: Sequence[str] = ("text",)) -> Selection:
-    """Whether the components "text", "mtp", "vision" can be bound: configs, resources, parameters, uses, divisors.
+    """Whether the components "text", "mtp", "dflash", "vision" can be bound: configs, resources, parameters, uses.
 
     Raises ArtifactError naming the component, parameter or use. Reads no weight bytes. Parameters and uses that no
     selected component needs are ignored.
@@ -89,18 +108,21 @@ def _select(artifact: Artifact, components: Sequence[str]) -> Selection:
         for role in RESOURCES.get(name, ()):
             if role not in records[name].resources:
                 raise _error(artifact, "required resource is missing", f"{where}.resources.{role}")
-    companions = tuple(name for name in components if name == "mtp")
+    companions = tuple(name for name in ("mtp", "dflash") if name in components)
     try:
         text = parse_text(records["text"].config, mtp="mtp" in components)
         mtp = parse_mtp(records["mtp"].config, text) if "mtp" in components else None
+        dflash = parse_dflash(records["dflash"].config, text) if "dflash" in components else None
         parameters = list(text_parameters(text, companions))
         if mtp:
             parameters += mtp_parameters(text)
+        if dflash:
+            parameters += dflash_parameters(dflash, text.hidden_size)
         if "vision" in components:
             parameters += vision_parameters(parse_vision(records["vision"].config), text.hidden_size)
     except ArtifactError as error:
         raise _error(artifact, error.reason, error.where) from None
-    return Selection(text, mtp, tuple(parameters))
+    return Selection(text, mtp, dflash, tuple(parameters))
 
 
 def _check_use(artifact: Artifact, parameter: str, site: str) -> None:
@@ -128,11 +150,11 @@ def bind(
     components: Sequence[str] = ("text",),
     progress: LoadProgress | None = None,
 ) -> Model:
-    """Check the components "text" and, if asked for, "mtp", and make their weights resident on the device.
+    """Check the components "text" and, if asked for, "mtp" or "dflash", and make their weights resident on the device.
 
     Raises ArtifactError as ``check`` does, before anything is loaded, and OutOfDeviceMemory.
     """
-    if unknown := set(components) - {"text", "mtp"}:
+    if unknown := set(components) - {"text", "mtp", "dflash"}:
         raise InvalidRequest(f"cannot bind {sorted(unknown)}", field="components")
     selection = check(artifact, components)
     loader = _Loader(artifact, device, selection.parameters, progress)
@@ -145,6 +167,7 @@ def bind(
         head=loader.matrix("text/output_head"),
         mtp=_mtp(loader, config) if selection.mtp else None,
         nbytes=loader.total,
+        dflash=_dflash(loader, selection.dflash) if selection.dflash else None,
     )
     loader.finish()
     return model
@@ -157,6 +180,36 @@ def _mtp(load: _Loader, config: TextConfig) -> MtpWeights:
         hidden_norm=load.vector("mtp/hidden_norm"),
         block=_block(load, config, "mtp/layers/0/", FULL),
         final_norm=load.vector("mtp/final_norm"),
+    )
+
+
+def _dflash(load: _Loader, config: DFlashConfig) -> DFlashWeights:
+    return DFlashWeights(
+        config=config,
+        features=load.matrix("dflash/feature_projection"),
+        context_norm=load.vector("dflash/context_norm"),
+        layers=tuple(_draft_layer(load, f"dflash/layers/{i}/") for i in range(len(config.windows))),
+        final_norm=load.vector("dflash/final_norm"),
+    )
+
+
+def _draft_layer(load: _Loader, p: str) -> DraftLayer:
+    a = f"{p}attention/"
+    query, key, value, context_key, context_value, output = load.matrices(
+        a, ("query", "key", "value", "context_key", "context_value", "output")
+    )
+    return DraftLayer(
+        input_norm=load.vector(f"{p}input_norm"),
+        query=query,
+        key=key,
+        value=value,
+        context_key=context_key,
+        context_value=context_value,
+        query_norm=load.vector(f"{a}query_norm"),
+        key_norm=load.vector(f"{a}key_norm"),
+        output=output,
+        post_norm=load.vector(f"{p}post_attention_norm"),
+        ffn=_swiglu(load, f"{p}mlp/"),
     )
 
 

@@ -17,7 +17,7 @@ from ninfer.contract import ITEM_BYTES
 from ninfer.errors import ArtifactError
 from ninfer.ops import AttentionShape, GdnShape
 
-LINEAR, FULL = "linear_attention", "full_attention"
+LINEAR, FULL, SLIDING = "linear_attention", "full_attention", "sliding_attention"
 _MODEL_TYPES = {"Qwen3_5ForCausalLM": "qwen3_5_text", "Qwen3_5MoeForCausalLM": "qwen3_5_moe_text"}
 _MTP_OF = {"Qwen3_5ForCausalLM": "Qwen3_5MTP", "Qwen3_5MoeForCausalLM": "Qwen3_5MoeMTP"}
 _ATTENTION = ("num_attention_heads", "num_key_value_heads", "head_dim", "rope_parameters")
@@ -93,6 +93,31 @@ class MtpConfig:
     """A multi-token-prediction module: one full-attention layer with the text model's geometry."""
 
     architecture: str
+
+
+@dataclass(frozen=True, slots=True)
+class DFlashConfig:
+    """A block-drafting companion (DFlash): a transformer of the text model's hidden size that reads the residuals of
+    some of its layers.
+
+    attention: plain rotary attention, one position axis. windows: of each layer, how many tokens away a query still
+    sees, or None for all. causal: of each layer, whether a block's column sees none behind it. width: of the SwiGLUs.
+    taps: text layers whose residuals are read. mask: the id that stands for a token to be drafted. block: columns it
+    was trained with; None where that is not known.
+    """
+
+    attention: AttentionShape
+    windows: tuple[int | None, ...]
+    causal: tuple[bool, ...]
+    width: int
+    eps: float
+    taps: tuple[int, ...]
+    mask: int
+    block: int | None
+
+    @property
+    def full_layers(self) -> int:
+        return self.windows.count(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +278,52 @@ def parse_mtp(config: object, text: TextConfig, *, where: str = "components.mtp.
         raise r.error("architectures", f"must be {_MTP_OF[text.architecture]!r}, not {architecture!r}")
     r.close()
     return MtpConfig(architecture)
+
+
+def parse_dflash(config: object, text: TextConfig, *, where: str = "components.dflash.config") -> DFlashConfig:
+    """The DFlash component's config, checked against the text model it drafts for."""
+    r = _Record(config, where)
+    if (architecture := r.only("architectures")) != "DFlashDraftModel":
+        raise r.error("architectures", f"unsupported architecture {architecture!r}")
+    if (model_type := r.text("model_type")) != "qwen3":
+        raise r.error("model_type", f"must be 'qwen3', not {model_type!r}")
+    width, layers, _ = (r.integer(n) for n in ("intermediate_size", "num_hidden_layers", "max_position_embeddings"))
+    hq, hk, hd = r.integer("num_attention_heads"), r.integer("num_key_value_heads"), r.integer("head_dim")
+    if hq % hk:
+        raise r.error("num_key_value_heads", f"{hk} does not divide num_attention_heads {hq}")
+    if hd % 2:
+        raise r.error("head_dim", f"must be even, not {hd}")
+    eps, rope, types = r.real("rms_norm_eps"), r.record("rope_parameters"), r.list("layer_types")
+    theta = rope.real("rope_theta")
+    rope.close()
+    if len(types) != layers or any(kind not in (SLIDING, FULL) for kind in types):
+        raise r.error("layer_types", f"must be {layers} of {SLIDING!r} and {FULL!r}, not {types!r}")
+    window = r.integer("sliding_window") if SLIDING in types or r.has("sliding_window") else None
+    causal = _causal(r, layers)
+    block = r.integer("block_size") if r.has("block_size") else None
+    own = r.record("dflash_config")
+    taps, mask = own.list("target_layer_ids"), own.take("mask_token_id")
+    own.close()
+    r.close()
+    if not taps or any(type(n) is not int or not 0 <= n < len(text.layer_types) for n in taps):
+        raise own.error("target_layer_ids", f"{taps!r} are not layers of a text model with {len(text.layer_types)}")
+    if sorted(set(taps)) != taps:
+        raise own.error("target_layer_ids", f"must ascend, not {taps!r}")
+    if type(mask) is not int or not 0 <= mask < text.vocab_size:
+        raise own.error("mask_token_id", f"must be an id below {text.vocab_size}, not {mask!r}")
+    shape = AttentionShape(hq, hk, hd, hd, theta, (0,) * (hd // 2))
+    windows = tuple(window if kind == SLIDING else None for kind in types)
+    return DFlashConfig(shape, windows, causal, width, eps, tuple(taps), mask, block)
+
+
+def _causal(r: _Record, layers: int) -> tuple[bool, ...]:
+    """One boolean for every layer, from one for all, a list, or none: then a block's columns see each other."""
+    value = r.take("causal") if r.has("causal") else False
+    if isinstance(value, bool):
+        return (value,) * layers
+    if not isinstance(value, list | tuple) or len(value) != layers or any(not isinstance(v, bool) for v in value):
+        raise r.error("causal", f"must be a boolean, or one for each of {layers} layers, not {value!r}")
+    return tuple(value)
 
 
 def parse_vision(config: object, *, where: str = "components.vision.config") -> VisionConfig:

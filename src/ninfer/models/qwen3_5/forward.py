@@ -113,22 +113,28 @@ def forward(
     kv: Sequence[KVPlanes],
     state: Sequence[GdnState],
     record: Sequence[GdnRecord] | None = None,
+    features: Buffer | None = None,
+    taps: Sequence[int] = (),
 ) -> None:
     """Run the rows through all layers; the residual of token ``i`` ends in ``ws.x[i]``.
 
     kv, state, record: one entry per full-attention or linear-attention layer, in layer order. Keys and values are
     appended at once; the recurrent state advances in place, or stays untouched and is recorded where ``record`` is
-    given (``fold`` commits it).
+    given (``fold`` commits it). features act [columns, len(taps) * H]: gets the residuals behind the layers ``taps``,
+    side by side.
     """
     p = _Pass(ops, model.config, ws, rows, ws.x.head(rows.B * rows.W, model.config.hidden_size))
     planes, states, records = iter(kv), iter(state), iter(record) if record else itertools.repeat(None)
     ops.embed(p.x, model.embedding, rows.tokens)
-    for block in model.blocks:
+    for layer, block in enumerate(model.blocks):
         if isinstance(block.mixer, AttentionWeights):
             _attention(p, block.input_norm, block.mixer, next(planes))
         else:
             _gdn(p, block.input_norm, block.mixer, next(states), next(records))
         _ffn(p, block)
+        if features is not None and layer in taps:
+            side = features.head(p.tokens, features.shape[1])
+            ops.block.place(side, p.x, taps.index(layer) * model.config.hidden_size)
 
 
 def draft(ops: Ops, model: Model, ws: Workspace, rows: Rows, kv: KVPlanes, hidden: Buffer, out: Buffer) -> None:

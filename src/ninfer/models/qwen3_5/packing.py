@@ -12,6 +12,7 @@ from ninfer.models.qwen3_5.parameters import ParameterSpec
 
 _FUSED: dict[str, tuple[tuple[str, ...], ...]] = {
     "text attention": (("query", "key", "gate", "value"), ("query", "key"), ("gate", "value")),
+    "dflash attention": (("query", "key", "value"),),
     "vision attention": (("query", "key", "value"), ("query_bias", "key_bias", "value_bias")),
     "gdn": (("query", "key", "value", "z"), ("query", "key"), ("value", "z"), ("a_projection", "b_projection")),
     "mlp": (("gate", "up"),),
@@ -24,8 +25,8 @@ _FUSED: dict[str, tuple[tuple[str, ...], ...]] = {
 def parents(specs: Sequence[ParameterSpec], key: Mapping[str, Hashable]) -> list[tuple[str, ...]]:
     """Stored objects as tuples of parameter names, in storage order: fused groups first, then single parameters.
 
-    specs: components in the order text, mtp, vision. key: what must agree inside a group (format, encoder, divisor) by
-    parameter name; a name without a key has no object of its own, because it is bound to another parameter's.
+    specs: components in the order text, mtp, vision, dflash. key: what must agree inside a group (format, encoder,
+    divisor) by parameter name; a name without a key has no object of its own, because it is bound to another's.
     """
     groups: list[tuple[str, ...]] = []
     used: set[str] = set()
@@ -47,7 +48,8 @@ def _candidates(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
     for folder, leaves in folders.items():
         kind = folder.rpartition("/")[2]
         if kind == "attention":
-            kind = "vision attention" if folder.startswith("vision/") else "text attention"
+            component = folder.partition("/")[0]
+            kind = f"{component if component in ('vision', 'dflash') else 'text'} attention"
         for group in _FUSED.get(kind, ()):
             if all(leaf in leaves for leaf in group):
                 yield tuple(f"{folder}/{leaf}" for leaf in group)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ninfer.models.qwen3_5.config import FULL, Dense, TextConfig, VisionConfig
+from ninfer.models.qwen3_5.config import FULL, Dense, DFlashConfig, TextConfig, VisionConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,38 @@ def mtp_parameters(config: TextConfig) -> Iterator[ParameterSpec]:
     yield _direct("mtp/hidden_norm", H)
     yield from _block("mtp/layers/0/", config, FULL)
     yield _direct("mtp/final_norm", H)
+
+
+def dflash_parameters(config: DFlashConfig, text_hidden: int) -> Iterator[ParameterSpec]:
+    """The block-drafting companion. The context's keys and values have names of their own: their input is another."""
+    H, s = text_hidden, config.attention
+    yield _projection("dflash/feature_projection", (H, len(config.taps) * H), "dflash/target_features")
+    yield _direct("dflash/context_norm", H)
+    for i in range(len(config.windows)):
+        p = f"dflash/layers/{i}/"
+        site = f"{p}query_projection_input"
+        yield _direct(f"{p}input_norm", H)
+        for name, heads in (("query", s.hq), ("key", s.hk), ("value", s.hk)):
+            yield _projection(f"{p}attention/{name}", (heads * s.hd, H), site)
+        for name in ("context_key", "context_value"):
+            yield _projection(f"{p}attention/{name}", (s.hk * s.hd, H), "dflash/context_input")
+        yield _direct(f"{p}attention/query_norm", s.hd)
+        yield _direct(f"{p}attention/key_norm", s.hd)
+        yield _projection(f"{p}attention/output", (H, s.hq * s.hd), f"{p}attention_output")
+        yield _direct(f"{p}post_attention_norm", H)
+        yield _projection(f"{p}mlp/gate", (config.width, H), f"{p}mlp_input")
+        yield _projection(f"{p}mlp/up", (config.width, H), f"{p}mlp_input")
+        yield _projection(f"{p}mlp/down", (H, config.width), f"{p}mlp_product")
+    yield _direct("dflash/final_norm", H)
+
+
+def shared_binding(name: str, *, tied: bool) -> str | None:
+    """The parameter whose stored elements this one has too: a companion projects its context as it does a block, and a
+    ``tied`` head is the embedding."""
+    if name == "text/output_head":
+        return "text/token_embedding" if tied else None
+    folder, _, leaf = name.rpartition("/")
+    return f"{folder}/{leaf.removeprefix('context_')}" if leaf in ("context_key", "context_value") else None
 
 
 def _block(p: str, config: TextConfig, kind: str) -> Iterator[ParameterSpec]:

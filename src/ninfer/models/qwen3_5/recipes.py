@@ -28,6 +28,7 @@ RECIPES: dict[str, Recipe] = {
         ("text/token_embedding", Q6),
         ("text/output_head", Q6),
         ("mtp/*", Q8),
+        ("dflash/*", Q8),
         ("vision/patch_embedding", Q6),
         ("vision/merger/*", Q8),
         ("*/moe/shared/*", Q8),

@@ -10,10 +10,16 @@ import attrs
 
 from ninfer.artifact import Component, RandomTensor, SyntheticSource, Use
 from ninfer.errors import InvalidRequest
-from ninfer.models.qwen3_5.config import Dense, TextConfig, parse_text
+from ninfer.models.qwen3_5.config import FULL, SLIDING, Dense, TextConfig, parse_dflash, parse_text
 from ninfer.models.qwen3_5.geometries import GEOMETRIES
 from ninfer.models.qwen3_5.packing import parents
-from ninfer.models.qwen3_5.parameters import ParameterSpec, mtp_parameters, text_parameters
+from ninfer.models.qwen3_5.parameters import (
+    ParameterSpec,
+    dflash_parameters,
+    mtp_parameters,
+    shared_binding,
+    text_parameters,
+)
 from ninfer.models.qwen3_5.recipes import RECIPES, storage_format
 from ninfer.models.qwen3_5.synthetic_text import text_resources
 
@@ -28,24 +34,28 @@ def synthetic_source(
     """A source that makes its weights when they are viewed; the same arguments give the same bytes.
 
     geometry: a name of ``GEOMETRIES`` or a text component config. recipe: a name of ``RECIPES``. components: "text"
-    and optionally "mtp". alike: layers of one shape hold the same weights. Its tokenizer has the family's control
-    tokens, single bytes and made-up words. Raises
-    InvalidRequest for an unknown name or a vocabulary too small for the tokenizer, ArtifactError for a bad config.
+    and optionally "mtp" and "dflash". alike: layers of one shape hold the same weights. Its tokenizer has the family's
+    control tokens, single bytes and made-up words. Raises InvalidRequest for an unknown name or a vocabulary too small
+    for the tokenizer, ArtifactError for a bad config.
     """
     for field, value, known in (("geometry", geometry, GEOMETRIES), ("recipe", recipe, RECIPES)):
         if isinstance(value, str) and value not in known:
             raise InvalidRequest(f"{value!r} is not one of {', '.join(known)}", field=field)
-    if unknown := set(components) - {"text", "mtp"}:
+    if unknown := set(components) - {"text", "mtp", "dflash"}:
         raise InvalidRequest(f"cannot compose {sorted(unknown)}", field="components")
     raw = dict(GEOMETRIES[geometry] if isinstance(geometry, str) else geometry)
-    companions = tuple(c for c in components if c == "mtp")
-    text = parse_text(raw, mtp=bool(companions))
+    companions = tuple(c for c in ("mtp", "dflash") if c in components)
+    text = parse_text(raw, mtp="mtp" in companions)
     specs = list(text_parameters(text, companions))
     records = {"text": Component(raw)}
-    if companions:
+    if "mtp" in companions:
         specs += mtp_parameters(text)
         kind = "Qwen3_5MTP" if isinstance(text.ffn, Dense) else "Qwen3_5MoeMTP"
         records["mtp"] = Component({"architectures": [kind]}, target="text")
+    if "dflash" in companions:
+        draft = _dflash(text)
+        specs += dflash_parameters(parse_dflash(draft, text), text.hidden_size)
+        records["dflash"] = Component(draft, target="text")
     name = f"synthetic-{geometry if isinstance(geometry, str) else 'custom'}-{recipe}"
     source = SyntheticSource(
         _tensors(text, specs, recipe),
@@ -57,19 +67,34 @@ def synthetic_source(
         alike=alike,
         name=f"{name}.ninfer",
     )
-    if text.tie_word_embeddings:
-        bindings = dict(source.directory.bindings)
-        bindings["text/output_head"] = bindings["text/token_embedding"]
-        source.directory = attrs.evolve(source.directory, bindings=bindings)
+    bindings = dict(source.directory.bindings)
+    for spec in specs:
+        if other := shared_binding(spec.name, tied=text.tie_word_embeddings):
+            bindings[spec.name] = bindings[other]
+    source.directory = attrs.evolve(source.directory, bindings=bindings)
     return source
+
+
+def _dflash(text: TextConfig) -> dict[str, Any]:
+    """The config of a companion like those that were published: five layers, the last of which sees everything."""
+    layers, small = len(text.layer_types), text.hidden_size < 1024
+    return {
+        "architectures": ["DFlashDraftModel"], "model_type": "qwen3", "intermediate_size": 3 * text.hidden_size,
+        "num_attention_heads": 4 if small else 32, "num_key_value_heads": 2 if small else 8,
+        "head_dim": 32 if small else 128, "num_hidden_layers": 5, "max_position_embeddings": 262144,
+        "rms_norm_eps": text.eps, "rope_parameters": {"rope_theta": 1e7}, "layer_types": [SLIDING] * 4 + [FULL],
+        "sliding_window": 64 if small else 2048, "block_size": 8 if small else 16,
+        "dflash_config": {
+            "target_layer_ids": sorted({i * (layers - 1) // 4 for i in range(5)}), "mask_token_id": text.vocab_size - 1,
+        },
+    }  # fmt: skip
 
 
 def _tensors(text: TextConfig, specs: Sequence[ParameterSpec], recipe: str) -> Iterator[RandomTensor]:
     """One tensor per stored object, with statistics under which activations neither vanish nor explode."""
     by_name = {spec.name: spec for spec in specs}
     formats = {spec.name: storage_format(RECIPES[recipe], spec) for spec in specs}
-    if text.tie_word_embeddings:
-        del formats["text/output_head"]
+    formats = {name: form for name, form in formats.items() if not shared_binding(name, tied=text.tie_word_embeddings)}
     for members in parents(specs, formats):
         spec = by_name[members[0]]
         mean, std = _statistics(spec)
@@ -79,7 +104,7 @@ def _tensors(text: TextConfig, specs: Sequence[ParameterSpec], recipe: str) -> I
 
 def _statistics(spec: ParameterSpec) -> tuple[float, float]:
     leaf = spec.name.rpartition("/")[2]
-    if spec.role.endswith("gdn/norm"):
+    if spec.role.endswith("gdn/norm") or (spec.kind == "direct" and spec.name.startswith("dflash/")):
         return 1.0, 0.2
     if leaf == "convolution":
         return 0.0, 1 / math.sqrt(spec.shape[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ninfer.contract import Buffer
-from ninfer.models.qwen3_5.config import TextConfig
+from ninfer.models.qwen3_5.config import DFlashConfig, TextConfig
 from ninfer.ops import Bank, Matrix
 
 
@@ -80,8 +80,36 @@ class MtpWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftLayer:
+    """A layer of a block-drafting companion."""
+
+    input_norm: Buffer
+    query: Matrix
+    key: Matrix
+    value: Matrix
+    context_key: Matrix
+    context_value: Matrix
+    query_norm: Buffer
+    key_norm: Buffer
+    output: Matrix
+    post_norm: Buffer
+    ffn: DenseWeights
+
+
+@dataclass(frozen=True, slots=True)
+class DFlashWeights:
+    """A block-drafting companion; embedding and head are the text model's."""
+
+    config: DFlashConfig
+    features: Matrix
+    context_norm: Buffer
+    layers: tuple[DraftLayer, ...]
+    final_norm: Buffer
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
-    """The language model and, where selected, its MTP module. ``nbytes``: weight bytes made resident."""
+    """The language model and, where selected, what drafts for it. ``nbytes``: weight bytes made resident."""
 
     config: TextConfig
     embedding: Matrix
@@ -90,3 +118,4 @@ class Model:
     head: Matrix
     mtp: MtpWeights | None
     nbytes: int
+    dflash: DFlashWeights | None = None

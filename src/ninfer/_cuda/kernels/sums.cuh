@@ -1,0 +1,90 @@
+// Tiles of 16 rows: which blocks and warps work on them, their sums, and what becomes of these.
+#pragma once
+#include "chunks.cuh"
+
+// a / b for 0 <= a < 2^23, b > 0; the hardware has no division of integers.
+DEVICE int quotient(int a, int b) {
+    int q = (int)((float)a * reciprocal((float)b));
+    if (q * b > a) --q;
+    if ((q + 1) * b <= a) ++q;
+    return q;
+}
+
+// Runs of `length` things, the first `longer` of them one longer.
+struct Runs {
+    int length, longer;
+    DEVICE int begin(int run) const { return run * length + minimum(run, longer); }
+    DEVICE int holder(int i) const {
+        const int edge = longer * (length + 1);
+        return i < edge ? quotient(i, length + 1) : longer + quotient(i - edge, maximum(length, 1));
+    }
+    // Which of how many runs that meet things [first, first + count) `run` is.
+    DEVICE void share(int first, int count, int run, int& part, int& parts) const {
+        const int begins = holder(first);
+        part = run - begins, parts = holder(first + count - 1) - begins + 1;
+    }
+};
+
+// A lane's sums of 16 rows and 8 NT columns: v[n] of row lane/4 and columns 8n + 2*(lane%4), + 1, then of row + 8.
+template <int NT> struct Sums {
+    float v[NT][4];
+    DEVICE void zero() {
+#pragma unroll
+        for (int n = 0; n < NT; ++n) v[n][0] = v[n][1] = v[n][2] = v[n][3] = 0;
+    }
+    // [NT][32]
+    DEVICE void store(Float4* to, int lane) const {
+#pragma unroll
+        for (int n = 0; n < NT; ++n) to[32 * n + lane] = {v[n][0], v[n][1], v[n][2], v[n][3]};
+    }
+    DEVICE void add(int n, Float4 f) { v[n][0] += f.x, v[n][1] += f.y, v[n][2] += f.z, v[n][3] += f.w; }
+};
+
+// A block's sums of a tile are done: where other blocks share in it, true for the last of them, with the sums of all.
+template <int NT> DEVICE bool add_parts(const Stream& a, Sums<NT>& sums, int ticket, int part, int parts, int lane) {
+    if (parts == 1) return true;
+    Float4* partial = (Float4*)a.partial + (i64)ticket * a.parts * (NT * 32);
+    sums.store(partial + part * NT * 32, lane);
+    fence();
+    sync_warp();
+    const int arrived = lane == 0 ? atomic_add(a.tickets + ticket, 1) : 0;
+    if (from_lane(arrived, 0) < parts - 1) return false;
+    fence();
+    sums.zero();
+#pragma unroll 1
+    for (int i = 0; i < parts; ++i)
+#pragma unroll
+        for (int n = 0; n < NT; ++n) {
+            float f[4];
+            load_fresh(f, (const float*)(partial + (i * NT + n) * 32 + lane));
+            sums.add(n, {f[0], f[1], f[2], f[3]});
+        }
+    if (lane == 0) a.tickets[ticket] = 0;
+    return true;
+}
+
+// Put the sums of a tile, times factor, where they belong.
+template <int NT> DEVICE void finish_tile(const Stream& a, const Octet (&octet)[2], const Sums<NT>& sums, float factor, int lane) {
+    const int g = lane / 4, halves = a.result == SWIGLU ? 1 : 2;
+    const Segment& s = a.segment[octet[0].segment];
+    const float upper = factor * row_factor(s, octet[0].row + minimum(g, octet[0].count - 1));
+    const float lower = factor * row_factor(a.segment[octet[1].segment], octet[1].row + minimum(g, maximum(octet[1].count, 1) - 1));
+#pragma unroll
+    for (int n = 0; n < NT; ++n)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const int column = 8 * n + lane % 4 * 2 + i;
+            if (column >= a.columns) continue;
+            float sum[2] = {upper * sums.v[n][i], lower * sums.v[n][2 + i]};
+            if (a.result == SWIGLU) sum[0] = silu(sum[0]) * sum[1];
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                if (h >= halves || g >= octet[h].count) continue;
+                const i64 at = column * s.out_stride + s.out_first + (octet[h].row + g - s.first);
+                u16* out = (u16*)s.out + at;
+                if (a.result == STORE_F32) ((float*)s.out)[at] = sum[h];
+                else if (a.result == ADD) *out = to_bf16(from_bf16(*out) + (a.scale ? a.scale[column] : 1.0f) * sum[h]);
+                else *out = to_bf16(sum[h]);
+            }
+        }
+}

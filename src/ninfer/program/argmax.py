@@ -1,0 +1,66 @@
+"""Drafts are the plain argmax of their logits: sampling without options, in memory of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ninfer.contract import Buffer, Device
+from ninfer.ops import Ops, SampleOut, SampleRows
+from ninfer.program.frame import ALTERNATIVES
+from ninfer.program.scope import Scopes
+
+
+@dataclass(frozen=True, slots=True)
+class Argmax:
+    """Parameters and by-products of up to ``rows`` samples at temperature 0."""
+
+    rows: int
+    real: Buffer
+    whole: Buffer
+    seed: Buffer
+    index: Buffer
+    purpose: Buffer
+    logprob: Buffer
+    alt_ids: Buffer
+    alt_logprobs: Buffer
+
+    @classmethod
+    def place(cls, scope: Scopes, rows: int) -> Argmax:
+        def buffer(size: int, dtype: str = "i32") -> Buffer:
+            return scope.buffer("drafting", (size,), dtype)
+
+        return cls(
+            rows,
+            real=buffer(5 * rows, "f32"),
+            whole=buffer(4 * rows),
+            seed=buffer(2 * rows, "u32"),
+            index=buffer(rows, "i64"),
+            purpose=buffer(rows),
+            logprob=buffer(rows, "f32"),
+            alt_ids=buffer(rows * ALTERNATIVES),
+            alt_logprobs=buffer(rows * ALTERNATIVES, "f32"),
+        )
+
+    def fill_constants(self, device: Device) -> None:
+        """Memory starts as zeros; what must not be zero."""
+        whole = device.host((4 * self.rows,), "i32")
+        whole[:] = np.tile([0, -1, 0, 0], self.rows)
+        device.upload(self.whole, whole)
+        done = device.event()
+        done.record()
+        done.wait()
+
+    def __call__(self, ops: Ops, token: Buffer, logits: Buffer, masks: Buffer, counts: Buffer, scratch: Buffer) -> None:
+        """token i32 [n] = the argmax of each row of logits f32 [n, V]. masks, counts: read by nobody."""
+        n = logits.shape[0]
+        rows = SampleRows(
+            n, 1, self.real.head(n, 5), self.whole.head(n, 4), self.seed.head(n, 2), self.index.head(n, 1),
+            self.purpose.head(n, 1),
+        )  # fmt: skip
+        out = SampleOut(
+            token.head(n, 1), self.logprob.head(n, 1), self.alt_ids.head(n, 1, ALTERNATIVES),
+            self.alt_logprobs.head(n, 1, ALTERNATIVES),
+        )  # fmt: skip
+        ops.sample(out, logits, masks.head(n, 1, masks.shape[-1]), counts, rows, scratch)

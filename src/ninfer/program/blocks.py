@@ -1,0 +1,104 @@
+"""Drafting with a block-drafting companion, inside the round that decided the tokens before.
+
+The columns that were kept become the companion's context, and one pass over the block behind them drafts every further
+token at once. The block always has the length it was trained with; only its first drafts are verified. Drafts are the
+plain argmax.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ninfer.contract import Buffer, Device
+from ninfer.ops import Rows
+from ninfer.program.argmax import Argmax
+from ninfer.program.scope import Scopes
+from ninfer.program.text import BlockShape
+
+if TYPE_CHECKING:
+    from ninfer.program.memory import Memory
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMemory:
+    """window: drafts of a round. tokens i32 [rows * columns]; start, width i32 [rows]: the block, and the columns kept
+    before it. drafted i32 [window * B] for each batch size B: block rows that drafts come from, by position. out act
+    [window * rows, H]: their outputs. none: i32 [rows] of 0."""
+
+    window: int
+    shape: BlockShape
+    tokens: Buffer
+    start: Buffer
+    width: Buffer
+    drafted: tuple[Buffer, ...]
+    out: Buffer
+    none: Buffer
+    argmax: Argmax
+
+    @classmethod
+    def place(
+        cls, scope: Scopes, device: Device, hidden_size: int, rows: int, window: int, shape: BlockShape
+    ) -> BlockMemory:
+        def buffer(*size: int, dtype: str = "i32") -> Buffer:
+            return scope.buffer("drafting", size, dtype)
+
+        return cls(
+            window,
+            shape,
+            tokens=buffer(rows * shape.columns),
+            start=buffer(rows),
+            width=buffer(rows),
+            drafted=tuple([buffer(window * B) for B in range(1, rows + 1)]),
+            out=buffer(window * rows, hidden_size, dtype=device.activation),
+            none=buffer(rows),
+            argmax=Argmax.place(scope, window * rows),
+        )
+
+    def drafting(self, device: Device, memory: Memory) -> BlockDrafting:
+        for B, buffer in enumerate(self.drafted, 1):
+            rows = device.host(buffer.shape, "i32")
+            rows[:] = (np.arange(1, self.window + 1)[:, None] + self.shape.columns * np.arange(B)).reshape(-1)
+            device.upload(buffer, rows)
+            self.argmax.fill_constants(device)  # which waits, so the rows may go
+        return BlockDrafting(device, memory, self)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDrafting:
+    """Implements Drafting. ``memory``: of the units; logits, masks, counts and scratch are free once a round is
+    decided."""
+
+    device: Device
+    memory: Memory
+    own: BlockMemory
+
+    def prompt(self, width: int) -> None:
+        rows = self.memory.input.wide_rows(width)
+        self.memory.model.append(self._context(rows, rows.width))
+
+    forced = prompt
+
+    def decided(self, B: int, W: int) -> None:
+        m, memory, rows = self.own, self.memory, self.memory.input.rows(B, W)
+        fields, start, width = memory.output.fields, m.start.head(B), m.width.head(B)
+        kept = m.none.head(B) if W == 1 else fields["accepted"].head(B)
+        tokens = m.tokens.head(B, m.shape.columns)
+        self.device.ops.block.begin(tokens, start, width, fields["token"].head(B, W), kept, rows, m.shape.mask)
+        if W > 1:
+            memory.model.append(self._context(rows, width))
+        slot = rows.read if W == 1 else rows.write
+        table, count = memory.input.fields["draft_table"].head(B), B * m.window
+        block = Rows(
+            B, m.shape.columns, start, width, slot, slot, table, tokens.head(B * m.shape.columns), rows.positions
+        )
+        out, logits = m.out.slice(0, count), memory.logits.slice(0, count)
+        memory.model.block(block, m.drafted[B - 1], out)
+        memory.model.logits(out, logits)
+        m.argmax(self.device.ops, fields["drafts"].head(count), logits, memory.masks, memory.counts, memory.scratch)
+
+    def _context(self, rows: Rows, width: Buffer) -> Rows:
+        table = self.memory.input.fields["draft_table"].head(rows.B)
+        return Rows(rows.B, rows.W, rows.start, width, rows.read, rows.write, table, rows.tokens, rows.positions)
