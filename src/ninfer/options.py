@@ -277,8 +277,8 @@ class EngineOptions:
     of RAM, or what a GPU has free less 1 GiB). kv_dtype: how keys and values are kept: "auto" (fp32 on the CPU, bf16 on
     a GPU), "fp32" (CPU alone), "bf16", or "int8" (codes of 8 bits with an fp16 scale for every 64, about half of bf16).
     pause: "never", "explicit" (``Engine.pause`` and ``resume``), or "pressure" (also younger requests for an older one
-    that lacks room). spec: SpecOptions, or the name of a backend. cache: CacheOptions. grammar_cache_bytes: compiled constraints that are
-    kept, bytes. phase_timings: measure the host time of constraint work in each result.
+    that lacks room). spec: SpecOptions, or the name of a backend. cache: CacheOptions. grammar_cache_bytes: compiled
+    constraints that are kept, bytes. phase_timings: measure the host time of constraint work in each result.
     progress: None (bars in a terminal or notebook), a bool, or ``callback(stage, done, total)``.
     """
 

@@ -140,7 +140,7 @@ class Units:
         self._carry(frame, B)
         self._launch(self._forward[B - 1])
         self._launched_ns = time.perf_counter_ns()
-        if self._results_ns and B == self._rows:
+        if self._results_ns and self._rows == B:
             self.counters["decode_gaps"] += 1
             self.counters["decode_gap_ns"] += self._launched_ns - self._results_ns
         self._rows = B

@@ -30,8 +30,8 @@ class PlanningFault(Exception):
 
 
 class Admission:
-    """Takes requests from the queue into lanes. ``relieve`` may make room for a blocked head by pausing others, and says
-    whether it did."""
+    """Takes requests from the queue into lanes. ``relieve`` may make room for a blocked head by pausing others, and
+    says whether it did."""
 
     def __init__(
         self,

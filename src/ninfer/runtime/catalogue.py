@@ -121,8 +121,8 @@ class Catalogue:
         return self.clock - entry.used
 
     def weight(self, entry: Entry, *, superseded: bool = False) -> int:
-        """What the entry is worth now, in 1/256. superseded: it no longer matches the history it belongs to. What a paused
-        request left does not fade."""
+        """What the entry is worth now, in 1/256. superseded: it no longer matches the history it belongs to. What a
+        paused request left does not fade."""
         if entry.hold is not None:
             return weight(entry.retention, 0, self.window)
         return weight(Retention.DISPOSABLE if superseded else entry.retention, self.age(entry), self.window)

@@ -1,7 +1,7 @@
 """Requests that stand aside: on their caller's wish, or for an older one that lacks room.
 
-A paused request keeps its record, its place by number, its output session with the matcher, and all it has published. It
-loses its lane. Resuming takes it through ordinary admission, with a full reservation, to where it stood; nothing is
+A paused request keeps its record, its place by number, its output session with the matcher, and all it has published.
+It loses its lane. Resuming takes it through ordinary admission, with a full reservation, to where it stood; nothing is
 published, sampled or counted twice.
 """
 
