@@ -22,6 +22,7 @@ CACHES = {
     "host": CacheOptions(device_state_slots=2, host_state_slots=6, host_kv_bytes=32 << 20, retained_kv_tokens=512),
     "roomy": CacheOptions(device_state_slots=8, host_state_slots=16, host_kv_bytes=64 << 20, retained_kv_tokens=4096),
 }
+USED = ("pages.main.used", "pages.main.reserved", "state_slots.used", "host_states.used", "host_bytes.used")
 ENGINES: dict[str, dict[str, Any]] = {"plain": {}, "int8": {"kv_dtype": "int8"}, "mtp": {"spec": "mtp"}}
 
 

@@ -21,6 +21,12 @@ _RESPONSE = {"id": "string", "object": "string", "created_at": "integer", "model
 _MESSAGE = {"id": "string", "type": "string", "role": "string", "model": "string", "content": "array",
             "stop_reason": "string", "usage": "object"}  # fmt: skip
 _COUNT = {"input_tokens": "integer"}
+_EVENT = {
+    "type": "object",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["data"],
+    "description": "one server-sent event; a response is a sequence of them",
+}
 _OPENAI_ERROR = {
     "type": "object",
     "properties": {
@@ -97,7 +103,7 @@ def _generation(
     written = {"application/json": {"schema": error}}
     members = {name: {"type": kind} for name, kind in answer.items()}
     whole = {"application/json": {"schema": {"type": "object", "properties": members, "required": list(members)}}}
-    streamed = {"text/event-stream": {"schema": {"type": "string"}}} if "stream" in body["properties"] else {}
+    streamed = {"text/event-stream": {"schema": _EVENT}} if "stream" in body["properties"] else {}
     return {
         "post": {
             "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
