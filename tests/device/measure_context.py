@@ -98,6 +98,7 @@ def reuse(device: str, source: ArtifactSource, tokens: int = 8192) -> list[tuple
         for name, prompt in (("known whole", known), ("known but 64", known + other[:64])):
             result = ask(prompt)
             rows.append((name, _warm(result, cold)))
+        ask(known)
         for _ in range(3):  # other prompts push it out of the device
             ask(draw(0, 500, tokens).tolist())
         before = engine.stats().context.bytes.get("h2d", 0)
