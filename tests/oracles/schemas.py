@@ -14,8 +14,9 @@ def schema(random: Random, depth: int = 3) -> Any:
     """A schema; mostly one that can be enforced."""
     root = _schema(random, depth)
     if isinstance(root, dict) and random.random() < 0.2:
-        node = {"type": "object", "properties": {"v": _scalar(random), "next": {"$ref": "#/$defs/node"}}, "required": ["v"]}
-        root = {"type": "object", "properties": {"list": {"$ref": "#/$defs/node"}, "of": root}, "$defs": {"node": node}}
+        again = {"$ref": "#/$defs/node"}
+        node = {"type": "object", "properties": {"v": _scalar(random), "next": again}, "required": ["v"]}
+        root = {"type": "object", "properties": {"list": again, "of": root}, "$defs": {"node": node}}
     return root
 
 
@@ -81,7 +82,8 @@ def _object(random: Random, depth: int) -> dict[str, Any]:
 
 
 def _array(random: Random, depth: int) -> dict[str, Any]:
-    found: dict[str, Any] = {"type": "array", "items": _schema(random, depth), **_bounds(random, "minItems", "maxItems", 5)}
+    found: dict[str, Any] = {"type": "array", "items": _schema(random, depth)}
+    found |= _bounds(random, "minItems", "maxItems", 5)
     if random.random() < 0.2:
         found["prefixItems"] = [_schema(random, depth) for _ in range(random.randrange(1, 3))]
     if random.random() < 0.15:

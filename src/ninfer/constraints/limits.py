@@ -62,11 +62,12 @@ def check_states(count: int, limit: int = MAX_DFA_STATES) -> None:
 
 
 @contextmanager
-def placed(pointer: str) -> Iterator[None]:
-    """Say where, in a ConstraintLimit raised inside that does not know."""
+def placed(pointer: str, *, work: bool = True) -> Iterator[None]:
+    """Say where, in a ConstraintLimit raised inside that does not know. work: also when the work budget is used up, to
+    which every place contributes."""
     try:
         yield
     except ConstraintLimit as error:
-        if error.pointer is not None:
+        if error.pointer is not None or error.line is not None or (error.limit == "work" and not work):
             raise
-        raise ConstraintLimit(error.reason, limit=error.limit, pointer=pointer) from None
+        raise ConstraintLimit(error.message, limit=error.limit, pointer=pointer, offset=error.offset) from None

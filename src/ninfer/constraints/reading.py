@@ -1,4 +1,4 @@
-"""The vocabulary read as the inside of a string: what escape each node of its trie is in, and which character it ends."""
+"""The vocabulary read as the inside of a string: the escape each node of its trie is in, the character it ends."""
 
 from __future__ import annotations
 
