@@ -41,6 +41,9 @@ MAX_CHOICES = 10_000
 MAX_WORK = 12_000_000
 """Elementary steps of one compilation, whatever does them, each about a quarter of a microsecond: a few seconds."""
 
+MAX_MASK_SECONDS = 0.05
+"""Processor time of one mask of a caller's own grammar, once its states are known."""
+
 
 @dataclass(slots=True)
 class Work:
