@@ -23,6 +23,9 @@ from ninfer.constraints.chars import END, normalise
 from ninfer.constraints.reading import BROKEN, ESCAPES, NOTHING, PREFIXES, Reading, read_escape
 from ninfer.constraints.tokentrie import Bits, Flags, Ints, TokenTrie, stretched
 
+_LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
+"""Lengths that are told apart; for each, the longer tokens are looked up once."""
+
 State = tuple[int, int]
 Places = npt.NDArray[np.signedinteger]
 
@@ -73,7 +76,7 @@ class ContentIndex:
         self._readings: dict[int, Reading] = {}
         self.reading(0).counted(trie)  # the common ones now, not under somebody's first answer
         trie.occurrences('"')
-        self._ways: dict[frozenset[str], Flags] = {}
+        self._ways: dict[tuple[frozenset[str], int], Flags] = {}
         self.plain = Reading.plain(trie)
 
     @property
@@ -112,17 +115,21 @@ class ContentIndex:
             reading.bits = self.trie.bits(stays)
         return Inside(reading.bits, past)
 
-    def ways(self, chars: frozenset[str]) -> Flags:
-        """bool [nodes]: on the way to an occurrence of one of the characters."""
-        found = self._ways.get(chars)
+    def ways(self, chars: frozenset[str], length: int) -> Flags:
+        """bool [nodes]: on the way to an occurrence of one of the characters, or to a token of more than ``length``
+        characters that is not in ``trie.long``."""
+        found = self._ways.get((chars, length))
         if found is None:
             trie = self.trie
             found = np.zeros(len(trie.parent), np.bool_)
+            far = trie.lengths > length
+            far[trie.long] = False
+            found[trie.ends[far]] = True
             for char in chars:
                 found[trie.occurrences(char).node] = True
             for begin, end in zip(trie.levels[-2:0:-1], trie.levels[:1:-1]):
                 found[trie.parent[begin:end][found[begin:end]]] = True
-            self._ways[chars] = found
+            self._ways[chars, length] = found
         return found
 
     def reading(self, escape: int) -> Reading:
@@ -141,13 +148,21 @@ class RawContent:
         self.index = index
         self.trans = np.array(dfa.trans, np.int32).reshape(len(dfa.trans), len(dfa.cuts))
         self.accept = np.frombuffer(bytes(dfa.accept), np.bool_)
+        size = len(dfa.trans)
+        self._moves = np.full((size + 1, len(dfa.cuts) + 1), DEAD, np.intp)
+        self._moves[:size, :-1] = self.trans
+        self._moves[:, -1] = [*range(size), DEAD]
+        """As ``trans``; the last row is that of DEAD, the last column reads nothing."""
+        self._columns: dict[int, npt.NDArray[np.intp]] = {}
+        """The symbols of ``trie.long``, by reading."""
         self.symbol = (np.searchsorted(dfa.cuts, index.trie.alphabet, side="right") - 1).astype(np.int32)
         unused = ~_scalar(dfa.cuts)
         loops = ((self.trans == np.arange(len(self.trans))[:, None]) | unused).all(axis=1)
         self.free = int(np.argmax(loops)) if loops.any() else NOTHING
         """The state, if there is one, in which anything may come and nothing changes."""
-        self.total = _total(self.trans, unused)
-        """bool [states]: whether every text can be read from there on."""
+        self.sure = _sure(self.trans, unused, index.trie.longest)
+        """int [states]: so many characters can be read from there on, whatever they are; no token takes more than the
+        largest number here."""
 
     def start(self) -> State | None:
         return None if self.dfa.empty else (0, 0)
@@ -174,9 +189,9 @@ class RawContent:
         return self.index.packed(self.index.plain, self.stays(state, walk, self.index.plain), follow, walk.ends)
 
     def walk(self, state: int, reading: Reading, follow: frozenset[str]) -> Walk:
-        """Read the trie from a state on. Where every text can be read, only the ways to ``follow`` are walked."""
+        """Read the trie from a state on: the ways to ``follow``, and to tokens that are not certain to be read."""
         trie = self.index.trie
-        wanted = self.index.ways(follow) if self.total[state] else None
+        wanted = self.index.ways(follow, int(self.sure[state]))
         free: list[Ints] = []
         seen: list[tuple[Ints, Ints]] = []
         nodes = np.zeros(1, np.int32)
@@ -190,9 +205,7 @@ class RawContent:
             nodes = stretched(begin, end)
             states, read = np.repeat(states, end - begin), reading.decoded[nodes]
             states = np.where(read == NOTHING, states, self.trans[states, self.symbol[read]])
-            alive = (states != DEAD) & (reading.escapes[nodes] != BROKEN)
-            if wanted is not None:
-                alive &= wanted[nodes]
+            alive = (states != DEAD) & (reading.escapes[nodes] != BROKEN) & wanted[nodes]
             nodes, states = nodes[alive], states[alive]
         reached, at = (np.concatenate(part) for part in zip(*seen))
         first, last = (np.sort(ends[np.concatenate(free)]) for ends in (trie.first, trie.last))
@@ -200,17 +213,32 @@ class RawContent:
 
     def stays(self, state: int, walk: Walk, reading: Reading) -> Flags:
         """The places in ``trie.ids`` whose tokens are content of the automaton from a state on."""
-        if self.total[state]:
+        trie, sure = self.index.trie, self.sure[state]
+        if sure >= trie.longest:
             return reading.whole
-        trie = self.index.trie
-        flags = np.zeros(len(trie.ids), np.bool_)
+        flags: Flags = trie.lengths <= sure
+        flags[trie.long] |= self._long(state, reading)
+        cut = ~flags[trie.cut]
         flags[stretched(trie.first[walk.nodes], trie.here[walk.nodes])] = True
-        cut = flags[trie.cut]
+        cut &= flags[trie.cut]
         if cut.any():
             states = walk.states_at(trie.ends[trie.cut[cut]])
             flags[trie.cut[cut]] = self._reads(states, trie.low[cut], trie.high[cut])
         flags[stretched(walk.first, walk.last)] = True
         return flags & reading.whole
+
+    def _long(self, state: int, reading: Reading) -> Flags:
+        """Which of ``trie.long`` are content from a state on: all are read side by side."""
+        trie = self.index.trie
+        columns = self._columns.get(id(reading))
+        if columns is None:
+            read = reading.decoded[trie.long_nodes]
+            columns = np.where(read == NOTHING, len(self.dfa.cuts), self.symbol[read]).astype(np.intp)
+            self._columns[id(reading)] = columns
+        states = np.full(len(trie.long), state, np.intp)
+        for column, count in zip(columns, trie.long_counts):
+            states[:count] = self._moves[states[:count], column[:count]]
+        return states != DEAD
 
     def _reads(self, states: Ints, low: Ints, high: Ints) -> Flags:
         """Whether each state reads one of the characters ``low..high``."""
@@ -289,9 +317,9 @@ class JsonContent:
         trie, raw, reading = self.index.trie, self.raw, self.index.reading(escape)
         walk = raw.walk(state, reading, follow)
         stays = raw.stays(state, walk, reading)
-        if not raw.total[state]:
+        if stays is not reading.whole:
             within = reading.unfinished[stays[reading.unfinished]]
-            within = within[~walk.free(within)]
+            within = within[~walk.free(within) & (trie.lengths[within] > raw.sure[state])]
             nodes = trie.ends[within]
             begun = reading.escapes[nodes].tolist()
             stays[within] = [self._completes(*pair) for pair in zip(walk.states_at(nodes).tolist(), begun)]
@@ -350,15 +378,21 @@ class CountedContent:
         return Inside(np.packbits(used <= room, bitorder="little").view(np.uint32), past)
 
 
-def _total(trans: Ints, unused: Flags) -> Flags:
-    """From which states no text is ever refused; none, for automata in which that takes long to find out."""
-    total = ((trans != DEAD) | unused).all(axis=1)
-    for _ in range(64):
-        narrower = total & (total[trans] | unused).all(axis=1)
-        if (narrower == total).all():
-            return total
-        total = narrower
-    return np.zeros(len(trans), np.bool_)
+def _sure(trans: Ints, unused: Flags, most: int) -> Ints:
+    """How many characters can be read from each state, whatever they are: a level, or ``most`` for any number."""
+    sure = np.zeros(len(trans), np.int32)
+    able = np.ones(len(trans), np.bool_)
+    for count in range(1, most + 1):
+        narrower = (((trans != DEAD) & able[trans]) | unused).all(axis=1)
+        if (narrower == able).all():
+            sure[able] = most
+            break
+        sure[narrower] = count
+        able = narrower
+        if count == _LEVELS[-1] or not able.any():
+            break
+    levels = np.array([*_LEVELS, most], np.int32)
+    return np.where(sure < most, levels[np.searchsorted(_LEVELS, sure, side="right") - 1], most)
 
 
 def _scalar(cuts: list[int]) -> Flags:

@@ -110,7 +110,7 @@ class _Parser:
         for name, at in self.references:
             if name not in self.rules:
                 raise self.error(f"rule {name!r} is not defined", at)
-        return Grammar(self.rules)
+        return Grammar(self.rules, free_form=True)
 
     def name(self) -> str:
         start = self.at

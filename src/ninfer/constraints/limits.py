@@ -41,6 +41,8 @@ MAX_CHOICES = 10_000
 MAX_WORK = 12_000_000
 """Elementary steps of one compilation, whatever does them, each about a quarter of a microsecond: a few seconds."""
 
+MAX_BREADTH = 10_000
+"""ASCII characters that may come next in a caller's own grammar, counted once for each way to them."""
 MAX_MASK_SECONDS = 0.05
 """Processor time of one mask of a caller's own grammar, once its states are known."""
 

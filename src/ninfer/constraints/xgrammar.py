@@ -155,7 +155,7 @@ def _timed_fill(parser: Parser, words: npt.NDArray[np.uint32]) -> None:
         if thread_time() - begin <= MAX_MASK_SECONDS:
             return
     raise ConstraintLimit(
-        f"the grammar is so ambiguous that finding the next tokens takes more than {MAX_MASK_SECONDS} s", limit="ambiguity"
+        f"so ambiguous a grammar that finding the next tokens takes more than {MAX_MASK_SECONDS} s", limit="ambiguity"
     )
 
 
