@@ -20,11 +20,14 @@ import numpy.typing as npt
 
 from ninfer.constraints.automata import DEAD, Dfa
 from ninfer.constraints.chars import END, normalise
-from ninfer.constraints.reading import BROKEN, ESCAPES, NOTHING, PREFIXES, Reading, read_escape
+from ninfer.constraints.reading import BROKEN, ESCAPES, NOTHING, PREFIXES, Reading, Spans, read_escape
 from ninfer.constraints.tokentrie import Bits, Flags, Ints, TokenTrie, stretched
 
 _LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 """Lengths that are told apart; for each, the longer tokens are looked up once."""
+
+_MOST_WAYS = 64
+_MANY = 20_000
 
 State = tuple[int, int]
 Places = npt.NDArray[np.signedinteger]
@@ -76,7 +79,7 @@ class ContentIndex:
         self._readings: dict[int, Reading] = {}
         self.reading(0).counted(trie)  # the common ones now, not under somebody's first answer
         trie.occurrences('"')
-        self._ways: dict[tuple[frozenset[str], int], Flags] = {}
+        self._ways: dict[tuple[frozenset[str], int, Spans, Reading], Flags] = {}
         self.plain = Reading.plain(trie)
 
     @property
@@ -109,27 +112,35 @@ class ContentIndex:
         for char in follow:
             at = self.trie.occurrences(char)
             past[char] = np.flatnonzero(ends(at.node, at.place) & ~stays[at.place])
-        if stays is not reading.whole:
-            return Inside(self.trie.bits(stays), past)
         if reading.bits is None:
-            reading.bits = self.trie.bits(stays)
-        return Inside(reading.bits, past)
+            reading.bits = self.trie.bits(reading.whole)
+        if stays is reading.whole:
+            return Inside(reading.bits, past)
+        missing = np.flatnonzero(reading.whole & ~stays)
+        if len(missing) > _MANY:
+            return Inside(self.trie.bits(stays), past)
+        bits, ids = reading.bits.copy(), self.trie.ids[missing].astype(np.uint32)
+        np.bitwise_and.at(bits, ids >> 5, ~(np.uint32(1) << (ids & 31)))
+        return Inside(bits, past)
 
-    def ways(self, chars: frozenset[str], length: int) -> Flags:
+    def ways(self, chars: frozenset[str], length: int, common: Spans, reading: Reading) -> Flags:
         """bool [nodes]: on the way to an occurrence of one of the characters, or to a token of more than ``length``
-        characters that is not in ``trie.long``."""
-        found = self._ways.get((chars, length))
+        characters or of others than the common ones, that is not in ``trie.long``."""
+        key = chars, length, common, reading
+        found = self._ways.get(key)
         if found is None:
             trie = self.trie
             found = np.zeros(len(trie.parent), np.bool_)
-            far = trie.lengths > length
+            far = (trie.lengths > length) | reading.foreign(trie, common)
             far[trie.long] = False
             found[trie.ends[far]] = True
             for char in chars:
                 found[trie.occurrences(char).node] = True
             for begin, end in zip(trie.levels[-2:0:-1], trie.levels[:1:-1]):
                 found[trie.parent[begin:end][found[begin:end]]] = True
-            self._ways[chars, length] = found
+            self._ways[key] = found
+            while len(self._ways) > _MOST_WAYS:
+                self._ways.pop(next(iter(self._ways)), None)
         return found
 
     def reading(self, escape: int) -> Reading:
@@ -160,9 +171,12 @@ class RawContent:
         loops = ((self.trans == np.arange(len(self.trans))[:, None]) | unused).all(axis=1)
         self.free = int(np.argmax(loops)) if loops.any() else NOTHING
         """The state, if there is one, in which anything may come and nothing changes."""
-        self.sure = _sure(self.trans, unused, index.trie.longest)
-        """int [states]: so many characters can be read from there on, whatever they are; no token takes more than the
-        largest number here."""
+        common = _common(self.trans, unused)
+        self.sure = _sure(self.trans, unused | ~common, index.trie.longest)
+        """int [states]: so many common characters can be read from there on; no token takes more than the largest."""
+        self.open = bool((common | unused).all())
+        """Whether all characters are common."""
+        self.common = tuple(span for span, kept in zip(zip(dfa.cuts, [*dfa.cuts[1:], END]), common) if kept)
 
     def start(self) -> State | None:
         return None if self.dfa.empty else (0, 0)
@@ -191,7 +205,7 @@ class RawContent:
     def walk(self, state: int, reading: Reading, follow: frozenset[str]) -> Walk:
         """Read the trie from a state on: the ways to ``follow``, and to tokens that are not certain to be read."""
         trie = self.index.trie
-        wanted = self.index.ways(follow, int(self.sure[state]))
+        wanted = self.index.ways(follow, int(self.sure[state]), self.common, reading)
         free: list[Ints] = []
         seen: list[tuple[Ints, Ints]] = []
         nodes = np.zeros(1, np.int32)
@@ -214,9 +228,9 @@ class RawContent:
     def stays(self, state: int, walk: Walk, reading: Reading) -> Flags:
         """The places in ``trie.ids`` whose tokens are content of the automaton from a state on."""
         trie, sure = self.index.trie, self.sure[state]
-        if sure >= trie.longest:
+        if sure >= trie.longest and self.open:
             return reading.whole
-        flags: Flags = trie.lengths <= sure
+        flags: Flags = (trie.lengths <= sure) & ~reading.foreign(trie, self.common)
         flags[trie.long] |= self._long(state, reading)
         cut = ~flags[trie.cut]
         flags[stretched(trie.first[walk.nodes], trie.here[walk.nodes])] = True
@@ -236,8 +250,10 @@ class RawContent:
             columns = np.where(read == NOTHING, len(self.dfa.cuts), self.symbol[read]).astype(np.intp)
             self._columns[id(reading)] = columns
         states = np.full(len(trie.long), state, np.intp)
-        for column, count in zip(columns, trie.long_counts):
+        for depth, (column, count) in enumerate(zip(columns, trie.long_counts)):
             states[:count] = self._moves[states[:count], column[:count]]
+            if depth % 8 == 1 and (states == DEAD).all():
+                break
         return states != DEAD
 
     def _reads(self, states: Ints, low: Ints, high: Ints) -> Flags:
@@ -319,7 +335,7 @@ class JsonContent:
         stays = raw.stays(state, walk, reading)
         if stays is not reading.whole:
             within = reading.unfinished[stays[reading.unfinished]]
-            within = within[~walk.free(within) & (trie.lengths[within] > raw.sure[state])]
+            within = within[~walk.free(within)]
             nodes = trie.ends[within]
             begun = reading.escapes[nodes].tolist()
             stays[within] = [self._completes(*pair) for pair in zip(walk.states_at(nodes).tolist(), begun)]
@@ -378,8 +394,18 @@ class CountedContent:
         return Inside(np.packbits(used <= room, bitorder="little").view(np.uint32), past)
 
 
+def _common(trans: Ints, unused: Flags) -> Flags:
+    """The symbols that most texts are made of: those behind which the broadest state can still read what it reads."""
+    alive = (trans != DEAD) & ~unused
+    if not len(trans):
+        return ~unused
+    broadest = int(np.argmax(alive.sum(axis=1)))
+    reads = alive[broadest]
+    return reads & (alive[trans[broadest]] >= reads).all(axis=1)
+
+
 def _sure(trans: Ints, unused: Flags, most: int) -> Ints:
-    """How many characters can be read from each state, whatever they are: a level, or ``most`` for any number."""
+    """How many characters can be read from each state, whichever are used: a level, or ``most`` for any number."""
     sure = np.zeros(len(trans), np.int32)
     able = np.ones(len(trans), np.bool_)
     for count in range(1, most + 1):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,10 @@ PREFIXES = ["", *dict.fromkeys(written[:i] for written in sorted(ESCAPES) for i 
 BROKEN = len(PREFIXES)
 NOTHING = -1
 _ENDLESS = 1 << 30
+_MOST_COMMON = 32
+
+Spans = tuple[tuple[int, int], ...]
+"""Code points, ``low <= c < high``."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +35,7 @@ class Reading:
     unfinished: npt.NDArray[np.intp]
     bits: Bits | None = None
     counts: tuple[Ints, Ints] | None = None
+    foreigners: dict[Spans, Flags] = field(default_factory=dict)
 
     @classmethod
     def plain(cls, trie: TokenTrie) -> Reading:
@@ -55,6 +60,29 @@ class Reading:
     def nbytes(self) -> int:
         more = sum(array.nbytes for array in self.counts) if self.counts else 0
         return self.escapes.nbytes + self.decoded.nbytes + self.whole.nbytes + more
+
+    def foreign(self, trie: TokenTrie, common: Spans) -> Flags:
+        """Which places in ``trie.ids`` hold a character, or the beginning of one, that may be in none of some spans."""
+        found = self.foreigners.get(common)
+        if found is None:
+            known = np.zeros(len(trie.alphabet) + 1, np.bool_)
+            known[-1] = True  # nothing decoded
+            for low, high in common:
+                known[slice(*np.searchsorted(trie.alphabet, (low, high)))] = True
+            nodes = ~known[self.decoded]
+            nodes[0] = False
+            for begin, end in zip(trie.levels[1:], trie.levels[2:]):
+                nodes[begin:end] |= nodes[trie.parent[begin:end]]
+            found = nodes[trie.ends]
+            within = np.zeros(len(trie.cut), np.bool_)
+            for low, high in common:
+                within |= (low <= trie.low) & (trie.high < high)
+            found[trie.cut] |= ~within
+            found[self.unfinished] = True
+            self.foreigners[common] = found
+            while len(self.foreigners) > _MOST_COMMON:
+                self.foreigners.pop(next(iter(self.foreigners)), None)
+        return found
 
     def counted(self, trie: TokenTrie) -> tuple[Ints, Ints]:
         """How many characters begin above each node or at it; how many each id takes, _ENDLESS if it is no content."""

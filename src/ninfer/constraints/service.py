@@ -16,9 +16,9 @@ from ninfer.constraints.pushdown import Pushdown
 from ninfer.constraints.vocab import TokenClasses, TokenIndex
 from ninfer.constraints.xgrammar import CompiledGrammar
 
-_WARM_SECONDS = 0.05
+_WARM_SECONDS = 0.11
 _WARM_SECONDS_PER_RULE = 0.0025
-_MOST_WARM_SECONDS = 0.4
+_MOST_WARM_SECONDS = 0.45
 """How long a new language may explore itself before its first answer."""
 
 

@@ -96,7 +96,7 @@ class TokenTrie:
         plain = np.ones(len(self.ids), np.bool_)
         plain[self.cut] = False
         found = np.flatnonzero(plain & (self.lengths > LONG))
-        found = found[["\\" not in self.lexicon.texts[place] for place in found]].astype(np.int32)
+        found = found[["\\" not in self.lexicon.texts[place] for place in found.tolist()]].astype(np.int32)
         self.long = found[np.argsort(-self.lengths[found], kind="stable")]
         counts = self.lengths[self.long]
         self.long_nodes = np.zeros((int(counts.max(initial=0)), len(self.long)), np.int32)
@@ -115,8 +115,13 @@ class TokenTrie:
 
     def bits(self, flags: Flags) -> Bits:
         """A mask from a flag for each of ``ids``."""
+        ids = self.ids[flags]
+        if len(ids) < 4096:
+            bits, few = np.zeros(self.words, np.uint32), ids.astype(np.uint32)
+            np.bitwise_or.at(bits, few >> 5, np.uint32(1) << (few & 31))
+            return bits
         whole = np.zeros(32 * self.words, np.bool_)
-        whole[self.ids[flags]] = True
+        whole[ids] = True
         return np.packbits(whole, bitorder="little").view(np.uint32)
 
     def occurrences(self, char: str) -> Occurrences:

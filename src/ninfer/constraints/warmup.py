@@ -7,26 +7,26 @@ from collections.abc import Iterable
 from time import thread_time
 from typing import TYPE_CHECKING
 
-from ninfer.constraints.content import Content
+from ninfer.constraints.content import Content, State
 
 if TYPE_CHECKING:
     from ninfer.constraints.pushdown import Pushdown
 
-Strings = dict[tuple[Content, frozenset[str]], None]
-"""Kinds of strings, with the characters that may follow them."""
+Inside = tuple[Content, State, frozenset[str]]
+"""A kind of string, where in it, and the characters that may follow it."""
 
 
 def warm(language: Pushdown, seconds: float) -> None:
-    """Look ahead for about so long, of this thread's time."""
+    """Look ahead for about so long, of this thread's time: at the parts of rules, at answers, inside their strings, and
+    at answers again."""
     begin = thread_time()
-    strings = _rules(language, begin + 0.6 * seconds)
-    _insides(strings, begin + 0.8 * seconds)
+    _rules(language, begin + 0.5 * seconds)
+    _insides(_points(language, begin + 0.55 * seconds), begin + 0.95 * seconds)
     _points(language, begin + seconds)
 
 
-def _rules(language: Pushdown, deadline: float) -> Strings:
-    """What every part of every rule reads; what is certain to come before what is chosen. Returns the strings met."""
-    strings: Strings = {}
+def _rules(language: Pushdown, deadline: float) -> None:
+    """What every part of every rule reads; what is certain to come before what is chosen."""
     trie, region = language.index.trie, language.regions.region
     waiting, seen = deque([language.root]), {language.root}
     while waiting and thread_time() < deadline:
@@ -36,9 +36,8 @@ def _rules(language: Pushdown, deadline: float) -> Strings:
         if (reader := spread.reader) is not None:
             region((reader,), trie.lexicon, "")
             (certain if reader.run else chosen).extend(reader.targets)
-        for content, after in spread.strings:
+        for _, after in spread.strings:
             if (reader := language.spread_of(after).reader) is not None:
-                strings[content, frozenset(reader.single)] = None
                 for char in reader.single:
                     region((reader,), trie.occurrences(char).endings, "")
         for states in certain:
@@ -46,29 +45,27 @@ def _rules(language: Pushdown, deadline: float) -> Strings:
                 waiting.appendleft(states)
         waiting.extend(states for states in chosen if states not in seen)
         seen.update(certain, chosen)
-    return strings
 
 
-def _insides(strings: Iterable[tuple[Content, frozenset[str]]], deadline: float) -> None:
-    """The insides of strings, those of their automata near the start first."""
-    waiting = deque((content, follow, state) for content, follow in strings if (state := content.start()))
-    seen = set(waiting)
+def _insides(strings: Iterable[Inside], deadline: float) -> None:
+    """The insides of strings, outwards from where they were seen."""
+    waiting, seen = deque(strings), set(strings)
     while waiting and thread_time() < deadline:
-        content, follow, state = waiting.popleft()
+        content, state, follow = waiting.popleft()
         content.inside(state, follow)
-        for after in content.after(state):
-            if (content, follow, after) not in seen:
-                seen.add((content, follow, after))
-                waiting.append((content, follow, after))
+        more = dict.fromkeys((content, after, follow) for after in content.after(state))
+        waiting.extend(inside for inside in more if inside not in seen)
+        seen.update(more)
 
 
-def _points(language: Pushdown, deadline: float) -> None:
-    """Where answers are likely to go."""
+def _points(language: Pushdown, deadline: float) -> dict[Inside, None]:
+    """Where answers are likely to go. Returns where in strings they came."""
+    strings: dict[Inside, None] = {}
     lexicon = language.index.trie.lexicon
     waiting, seen = deque([language.start]), {language.start}
     while waiting and thread_time() < deadline:
         point = waiting.popleft()
-        language.mask(point, b"")
+        strings.update(dict.fromkeys(language.mask(point, b"").inside))
         following = [language.behind(states, below) for _, _, states, below in point.strings]
         if not point.strings:
             texts = [lexicon.texts[place] for place in sorted(set(language.regions.texts(point.plain, lexicon)))]
@@ -78,3 +75,4 @@ def _points(language: Pushdown, deadline: float) -> None:
             following += [found for token in tokens if (found := language.take(point, token))]
         waiting.extend(found for found in dict.fromkeys(following) if found not in seen)
         seen.update(following)
+    return strings
