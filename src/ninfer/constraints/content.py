@@ -78,6 +78,7 @@ class ContentIndex:
         self._lock = Lock()
         self._readings: dict[int, Reading] = {}
         self.reading(0).counted(trie)  # the common ones now, not under somebody's first answer
+        self.reading(PREFIXES.index("\\")).counted(trie)
         trie.occurrences('"')
         self._ways: dict[tuple[frozenset[str], int, Spans, Reading], Flags] = {}
         self.plain = Reading.plain(trie)
@@ -116,9 +117,9 @@ class ContentIndex:
             reading.bits = self.trie.bits(reading.whole)
         if stays is reading.whole:
             return Inside(reading.bits, past)
-        missing = np.flatnonzero(reading.whole & ~stays)
-        if len(missing) > _MANY:
+        if np.count_nonzero(stays) < len(stays) - _MANY:
             return Inside(self.trie.bits(stays), past)
+        missing = np.flatnonzero(reading.whole & ~stays)
         bits, ids = reading.bits.copy(), self.trie.ids[missing].astype(np.uint32)
         np.bitwise_and.at(bits, ids >> 5, ~(np.uint32(1) << (ids & 31)))
         return Inside(bits, past)
@@ -203,9 +204,10 @@ class RawContent:
         return self.index.packed(self.index.plain, self.stays(state, walk, self.index.plain), follow, walk.ends)
 
     def walk(self, state: int, reading: Reading, follow: frozenset[str]) -> Walk:
-        """Read the trie from a state on: the ways to ``follow``, and to tokens that are not certain to be read."""
+        """Read the trie from a state on: the ways to ``follow``, and to tokens that are not certain to be read. All
+        of it within an escape, where few can be read."""
         trie = self.index.trie
-        wanted = self.index.ways(follow, int(self.sure[state]), self.common, reading)
+        wanted = None if reading.escape else self.index.ways(follow, int(self.sure[state]), self.common, reading)
         free: list[Ints] = []
         seen: list[tuple[Ints, Ints]] = []
         nodes = np.zeros(1, np.int32)
@@ -219,7 +221,9 @@ class RawContent:
             nodes = stretched(begin, end)
             states, read = np.repeat(states, end - begin), reading.decoded[nodes]
             states = np.where(read == NOTHING, states, self.trans[states, self.symbol[read]])
-            alive = (states != DEAD) & (reading.escapes[nodes] != BROKEN) & wanted[nodes]
+            alive = (states != DEAD) & (reading.escapes[nodes] != BROKEN)
+            if wanted is not None:
+                alive &= wanted[nodes]
             nodes, states = nodes[alive], states[alive]
         reached, at = (np.concatenate(part) for part in zip(*seen))
         first, last = (np.sort(ends[np.concatenate(free)]) for ends in (trie.first, trie.last))
@@ -230,7 +234,10 @@ class RawContent:
         trie, sure = self.index.trie, self.sure[state]
         if sure >= trie.longest and self.open:
             return reading.whole
-        flags: Flags = (trie.lengths <= sure) & ~reading.foreign(trie, self.common)
+        if reading.escape or not sure:
+            flags = np.zeros(len(trie.ids), np.bool_)
+        else:
+            flags = (trie.lengths <= sure) & ~reading.foreign(trie, self.common)
         flags[trie.long] |= self._long(state, reading)
         cut = ~flags[trie.cut]
         flags[stretched(trie.first[walk.nodes], trie.here[walk.nodes])] = True

@@ -26,13 +26,14 @@ Spans = tuple[tuple[int, int], ...]
 class Reading:
     """The trie read as content. escapes: the escape state at each node, BROKEN where it is no content. decoded: the
     alphabet index of the character that ends at a node, or NOTHING. whole: which places in ``trie.ids`` are content;
-    unfinished: those that end inside an escape.
+    unfinished: those that end inside an escape. escape: the state it begins in.
     """
 
     escapes: Ints
     decoded: Ints
     whole: Flags
     unfinished: npt.NDArray[np.intp]
+    escape: int = 0
     bits: Bits | None = None
     counts: tuple[Ints, Ints] | None = None
     foreigners: dict[Spans, Flags] = field(default_factory=dict)
@@ -54,7 +55,7 @@ class Reading:
             decoded[begin:end] = meaning[above, char]
         whole = escapes[trie.ends] != BROKEN
         whole[trie.cut] &= escapes[trie.ends[trie.cut]] == 0
-        return cls(escapes, decoded, whole, np.flatnonzero(whole & (escapes[trie.ends] != 0)))
+        return cls(escapes, decoded, whole, np.flatnonzero(whole & (escapes[trie.ends] != 0)), escape)
 
     @property
     def nbytes(self) -> int:

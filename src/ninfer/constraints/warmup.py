@@ -20,13 +20,15 @@ def warm(language: Pushdown, seconds: float) -> None:
     """Look ahead for about so long, of this thread's time: at the parts of rules, at answers, inside their strings, and
     at answers again."""
     begin = thread_time()
-    _rules(language, begin + 0.5 * seconds)
-    _insides(_points(language, begin + 0.55 * seconds), begin + 0.95 * seconds)
+    strings = _rules(language, begin + 0.5 * seconds) | _points(language, begin + 0.55 * seconds)
+    _insides(strings, begin + 0.9 * seconds)
     _points(language, begin + seconds)
 
 
-def _rules(language: Pushdown, deadline: float) -> None:
-    """What every part of every rule reads; what is certain to come before what is chosen."""
+def _rules(language: Pushdown, deadline: float) -> dict[Inside, None]:
+    """What every part of every rule reads; what is certain to come before what is chosen. Returns the beginnings of
+    strings whose rule says what follows them."""
+    strings: dict[Inside, None] = {}
     trie, region = language.index.trie, language.regions.region
     waiting, seen = deque([language.root]), {language.root}
     while waiting and thread_time() < deadline:
@@ -36,8 +38,10 @@ def _rules(language: Pushdown, deadline: float) -> None:
         if (reader := spread.reader) is not None:
             region((reader,), trie.lexicon, "")
             (certain if reader.run else chosen).extend(reader.targets)
-        for _, after in spread.strings:
-            if (reader := language.spread_of(after).reader) is not None:
+        for content, after in spread.strings:
+            reader, begin = language.spread_of(after).reader, content.start()
+            if reader is not None and begin is not None:
+                strings[content, begin, frozenset(reader.single)] = None
                 for char in reader.single:
                     region((reader,), trie.occurrences(char).endings, "")
         for states in certain:
@@ -45,6 +49,7 @@ def _rules(language: Pushdown, deadline: float) -> None:
                 waiting.appendleft(states)
         waiting.extend(states for states in chosen if states not in seen)
         seen.update(certain, chosen)
+    return strings
 
 
 def _insides(strings: Iterable[Inside], deadline: float) -> None:
@@ -68,9 +73,8 @@ def _points(language: Pushdown, deadline: float) -> dict[Inside, None]:
         strings.update(dict.fromkeys(language.mask(point, b"").inside))
         following = [language.behind(states, below) for _, _, states, below in point.strings]
         if not point.strings:
-            texts = [lexicon.texts[place] for place in sorted(set(language.regions.texts(point.plain, lexicon)))]
-            longest = [a for a, b in zip(texts, [*texts[1:], ""]) if not b.startswith(a)]
-            following += [found for text in longest if (found := language.follow(point, text))]
+            texts = {lexicon.texts[place] for place in language.regions.texts(point.plain, lexicon)}
+            following += [found for text in sorted(texts) if (found := language.follow(point, text))]
             tokens = [token for reader, _ in point.plain for token in reader.tokens]
             following += [found for token in tokens if (found := language.take(point, token))]
         waiting.extend(found for found in dict.fromkeys(following) if found not in seen)
