@@ -29,6 +29,7 @@ CASES = {
     "items": lambda n: OutputConstraint.json_schema({"maxItems": limits.MAX_GRAMMAR_REPEAT + n}),
     "members": lambda n: OutputConstraint.json_schema({"maxProperties": limits.MAX_OBJECT_STATES + n}),
     "unique": lambda n: OutputConstraint.json_schema({"items": {"enum": list(range(12 + n))}, "uniqueItems": True}),
+    "breadth": lambda n: OutputConstraint.grammar("root ::= " + "[ab]? " * (limits.MAX_BREADTH // 2) + '"c"?' * n),
     "length": lambda n: OutputConstraint.json_schema({"pattern": "a$", "maxLength": limits.MAX_STRING_LENGTH + n}),
 }
 
