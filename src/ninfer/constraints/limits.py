@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -47,17 +48,32 @@ MAX_MASK_SECONDS = 0.05
 """Processor time of one mask of a caller's own grammar, once its states are known."""
 
 
+STRETCH = 4000
+"""Steps, about a millisecond, after which a compilation lets other threads have the interpreter. They would wait
+several times as long for it, each time they need it."""
+
+
 @dataclass(slots=True)
 class Work:
     """What one compilation may still spend. Every unbounded loop of the room draws on it."""
 
     left: int = MAX_WORK
+    stretch: int = 0
 
     def spend(self, steps: int) -> None:
         """Raises ConstraintLimit when the budget is used up."""
         self.left -= steps
         if self.left < 0:
             raise ConstraintLimit("the constraint needs more work than one compilation may do", limit="work")
+        self.stretch += steps
+        if self.stretch > STRETCH:
+            self.stretch = 0
+            give_way()
+
+
+def give_way() -> None:
+    """Let a waiting thread have the interpreter."""
+    time.sleep(1e-4)
 
 
 def check_states(count: int, limit: int = MAX_DFA_STATES) -> None:

@@ -8,9 +8,12 @@ from time import thread_time
 from typing import TYPE_CHECKING
 
 from ninfer.constraints.content import Content, State
+from ninfer.constraints.limits import give_way
 
 if TYPE_CHECKING:
     from ninfer.constraints.pushdown import Pushdown
+
+_STRETCH_SECONDS = 0.001
 
 Inside = tuple[Content, State, frozenset[str]]
 """A kind of string, where in it, and the characters that may follow it."""
@@ -19,19 +22,33 @@ Inside = tuple[Content, State, frozenset[str]]
 def warm(language: Pushdown, seconds: float) -> None:
     """Look ahead for about so long, of this thread's time: at the parts of rules, at answers, inside their strings, and
     at answers again."""
-    begin = thread_time()
-    strings = _rules(language, begin + 0.5 * seconds) | _points(language, begin + 0.55 * seconds)
-    _insides(strings, begin + 0.9 * seconds)
-    _points(language, begin + seconds)
+    clock = _Clock()
+    strings = _rules(language, clock, 0.5 * seconds) | _points(language, clock, 0.55 * seconds)
+    _insides(strings, clock, 0.9 * seconds)
+    _points(language, clock, seconds)
 
 
-def _rules(language: Pushdown, deadline: float) -> dict[Inside, None]:
+class _Clock:
+    """This thread's time since the start. Whoever asks lets other threads go on now and then."""
+
+    def __init__(self) -> None:
+        self._begin = self._held = thread_time()
+
+    def before(self, end: float) -> bool:
+        now = thread_time()
+        if now - self._held > _STRETCH_SECONDS:
+            give_way()
+            self._held = now
+        return now - self._begin < end
+
+
+def _rules(language: Pushdown, clock: _Clock, end: float) -> dict[Inside, None]:
     """What every part of every rule reads; what is certain to come before what is chosen. Returns the beginnings of
     strings whose rule says what follows them."""
     strings: dict[Inside, None] = {}
     trie, region = language.index.trie, language.regions.region
     waiting, seen = deque([language.root]), {language.root}
-    while waiting and thread_time() < deadline:
+    while waiting and clock.before(end):
         spread = language.spread_of(waiting.popleft())
         certain = [after for _, after in (*spread.calls, *spread.strings)]
         chosen = [start for start, _ in spread.calls]
@@ -52,10 +69,10 @@ def _rules(language: Pushdown, deadline: float) -> dict[Inside, None]:
     return strings
 
 
-def _insides(strings: Iterable[Inside], deadline: float) -> None:
+def _insides(strings: Iterable[Inside], clock: _Clock, end: float) -> None:
     """The insides of strings, outwards from where they were seen."""
     waiting, seen = deque(strings), set(strings)
-    while waiting and thread_time() < deadline:
+    while waiting and clock.before(end):
         content, state, follow = waiting.popleft()
         content.inside(state, follow)
         more = dict.fromkeys((content, after, follow) for after in content.after(state))
@@ -63,12 +80,12 @@ def _insides(strings: Iterable[Inside], deadline: float) -> None:
         seen.update(more)
 
 
-def _points(language: Pushdown, deadline: float) -> dict[Inside, None]:
+def _points(language: Pushdown, clock: _Clock, end: float) -> dict[Inside, None]:
     """Where answers are likely to go. Returns where in strings they came."""
     strings: dict[Inside, None] = {}
     lexicon = language.index.trie.lexicon
     waiting, seen = deque([language.start]), {language.start}
-    while waiting and thread_time() < deadline:
+    while waiting and clock.before(end):
         point = waiting.popleft()
         strings.update(dict.fromkeys(language.mask(point, b"").inside))
         following = [language.behind(states, below) for _, _, states, below in point.strings]
