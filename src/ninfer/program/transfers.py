@@ -34,7 +34,8 @@ class Transfers:
         self._arena = arena
         self._slabs: dict[int, Array] = {}
         self._host_images: dict[int, list[Array]] = {}
-        self._types = {b.dtype: device.host((0,), b.dtype).dtype for bs in (*planes.values(), images) for b in bs}
+        dtypes = {b.dtype for buffers in (*planes.values(), images) for b in buffers}
+        self._types = {dtype: device.host((0,), dtype).dtype for dtype in sorted(dtypes)}
         self.page_bytes = {kind: sum(b.nbytes // b.shape[0] for b in buffers) for kind, buffers in planes.items()}
         self.page_copies = {kind: len(buffers) for kind, buffers in planes.items()}
         self.image_bytes = sum(b.nbytes // b.shape[0] for b in images)
