@@ -151,7 +151,8 @@ class EngineCore:
             while self._questions and not self._worker.resources.open:
                 question, answer = self._questions.popleft()
                 answer.set_result(question(self._worker))
-            return self._worker.boundary()
+            busy = self._worker.boundary()
+            return busy or (bool(self._questions) and not self._worker.resources.open)
         except BaseException as error:
             self._fail(error)
             return False
