@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -283,3 +284,27 @@ def test_machines_that_cannot_serve(driver: FakeDriver) -> None:
     with pytest.raises(DeviceError, match=r"Fake GPU has compute capability 7\.5, kernels need 8\.0"):
         CudaDevice()
     assert alive(driver) == {}
+
+
+CALLED = {
+    name
+    for path in Path(residency.__file__).parent.glob("*.py")
+    for called in re.findall(r'driver\.call\(\s*"(\w+)"|callback\(driver\.call, "(\w+)"', path.read_text())
+    for name in called
+    if name
+}
+"""Functions of CuPy's runtime that the package calls."""
+
+
+def test_the_fake_has_what_is_called(driver: FakeDriver) -> None:
+    assert len(CALLED) > 20
+    assert {name for name in CALLED if not hasattr(driver.cupy.cuda.runtime, name)} == set()
+
+
+def test_cupy_has_what_is_called() -> None:
+    cupy = pytest.importorskip("cupy", reason="no CuPy: pip install ninfer[cuda13]")
+    assert {name for name in CALLED if not hasattr(cupy.cuda.runtime, name)} == set()
+    assert {"get_function"} <= set(dir(cupy.RawModule))
+    assert {"kernel", "max_dynamic_shared_size_bytes", "preferred_shared_memory_carveout"} <= set(dir(cupy.RawKernel))
+    for error in (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError):
+        assert issubclass(error, RuntimeError)
