@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import struct
 from itertools import pairwise
 from pathlib import Path
 
@@ -249,13 +250,21 @@ def test_a_device_closes_after_a_fault(driver: FakeDriver) -> None:
 def test_bandwidth_is_bytes_over_time(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     device = CudaDevice()
     monkeypatch.setattr(device, "function", lambda module, symbol: symbol)
+    read: list[tuple[int, ...]] = []
+    launch = device.launch
+
+    def watched(function: object, grid: int, block: int, words: bytes) -> None:
+        read.append(struct.unpack("<4q", words))
+        launch(function, grid, block, words)
+
+    monkeypatch.setattr(device, "launch", watched)
     before = alive(driver)
     bandwidth = device.read_bandwidth()
     assert alive(driver) == before
     assert {launch[0] for launch in driver.launches} == {"sweep"}
-    words = driver.launches[0][-1][2]
-    assert bandwidth == pytest.approx(8 * words / 0.25e-3)
-    assert words % (4 * 16 * 132 * 256) == 0
+    out, data, tiles, rounds = read[0]
+    assert bandwidth == pytest.approx(rounds * (out - data) / 0.25e-3)
+    assert out - data == tiles * 512 * 8 * 16
     device.close()
 
 
