@@ -148,6 +148,9 @@ def cases() -> dict[str, tuple[OutputConstraint, Any]]:
             string(pattern="^[A-Z][a-z]+( [A-Z][a-z]+)*$", minLength=3, maxLength=40), lambda: "Ada Lovelace Byron", 60
         ),
         "pattern of addresses": array(PERSON["properties"]["email"], lambda: "ada.lovelace@mail.example.org", 50),
+        "pattern with a length": array(
+            string(pattern="^[^<]", maxLength=200), lambda: text(source, 12).replace("<", ""), 30
+        ),
         "date-time": array(string(format="date-time"), lambda: "2024-02-29T12:30:00.25+01:00", 20),
         "uuid": array(string(format="uuid"), lambda: str(uuid.UUID(bytes=source.randbytes(16))), 25),
         "integers": array({"type": "integer"}, lambda: source.randrange(-(10**9), 10**9), 60),
@@ -215,7 +218,7 @@ def read(
 
 def measure(classes: TokenClasses, constraint: OutputConstraint, tokens: list[int]) -> dict[str, float]:
     service = ConstraintService(classes, 1 << 28)
-    service.open(LanguagePlan("regex", "index", lambda: language(OutputConstraint.regex("x"))))
+    service.open(LanguagePlan("grammar", "index", lambda: language(OutputConstraint.grammar('root ::= "x"'))))
     service.open(LanguagePlan("choice", "other index", lambda: language(OutputConstraint.choice(["x"]))))
     plan = LanguagePlan(constraint.kind, constraint, lambda: language(constraint))
     slots = np.zeros((1 + DRAFTS, (len(classes.data) + 31) // 32), np.uint32)

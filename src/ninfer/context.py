@@ -332,6 +332,17 @@ class TerminalResult:
     revision_after: int
 
 
+@dataclass(frozen=True, slots=True)
+class PauseResult:
+    """What became of a paused row. request: what to admit again. retained: the history it left, or None. point: whether
+    that history holds the place where the row stopped."""
+
+    request: PreparedRequest
+    retained: OwnerSummary | None
+    point: bool
+    revision_after: int
+
+
 class ContextPort(Protocol):
     """Program's planning and resource transitions. Planning is pure; expected outcomes are return values."""
 
@@ -390,6 +401,11 @@ class ContextPort(Protocol):
 
     def finish(self, sequence: SequenceHandle, *, endpoint: bool = True) -> TerminalResult:
         """End a row and keep its checkpoints as a continuation, with one more where it stopped if ``endpoint``."""
+        ...
+
+    def pause(self, sequence: SequenceHandle, *, snapshot: bool) -> PauseResult:
+        """Take a row that has not ended off its lane. It keeps its checkpoints, with ``snapshot`` also the place where
+        it stands, if its state there is whole."""
         ...
 
     def discard(self, sequence: SequenceHandle) -> TerminalResult:

@@ -283,13 +283,23 @@ class LimitReason(enum.Enum):
     CONTEXT_CAPACITY = "context"
 
 
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Of a request that was paused while it decoded: ``identity`` goes up to the token before the ``anchor``, which is
+    decided and not executed; the first ``prompt`` tokens are the prompt, what follows was generated."""
+
+    anchor: int
+    prompt: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedRequest:
     """What admission needs to know. ``effective_output`` is the output that fits the context, tokens.
 
     boundaries, markers, rewrite: where the prompt may leave checkpoints, see PreparedPrompt. participation:
     "read_write", or "disabled" to start from nothing and leave nothing. session, update_session: the conversation it
-    belongs to, and whether what it leaves becomes that conversation's; for the control plane alone.
+    belongs to, and whether what it leaves becomes that conversation's; for the control plane alone. resume: how it goes
+    on after a pause; ``effective_output`` then counts from the anchor on.
     """
 
     id: RequestId
@@ -306,6 +316,7 @@ class PreparedRequest:
     participation: Literal["read_write", "disabled"] = "read_write"
     session: str | None = None
     update_session: bool = True
+    resume: Resume | None = None
 
 
 def effective_output(prompt: int, requested: int, context: int) -> tuple[int, LimitReason]:

@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import attrs
 
@@ -21,7 +21,7 @@ from ninfer.handle import GenerationHandle
 from ninfer.inputs import Chat, Message, PromptInput, TextPrompt, TokenPrompt, Tool
 from ninfer.options import EngineOptions, RequestOptions, SamplingParams
 from ninfer.progress import Meter
-from ninfer.results import GenerationResult, Timings, Usage
+from ninfer.results import GenerationResult, PauseOutcome, Timings, Usage
 from ninfer.runtime.core import EngineCore
 from ninfer.runtime.instance import open_instance
 from ninfer.runtime.metrics import EngineStats
@@ -62,6 +62,7 @@ class Engine:
                     chosen.concurrent_prefill,
                     chosen.spec.window,
                     overlap=instance.overlap,
+                    pressure=chosen.pause == "pressure",
                 ),
                 instance.cache,
                 instance.costs,
@@ -244,6 +245,34 @@ class Engine:
 
         return await asyncio.to_thread(self.submit, prompt, options, block, **overrides)
 
+    def pause(self, handle: GenerationHandle, mode: Literal["auto", "snapshot", "replay"] = "auto") -> PauseOutcome:
+        """Take a running request off the device until ``resume``; what it has published and decided stays.
+
+        mode: "snapshot" keeps its state in memory that others may claim, "replay" gives it up and reads it again later,
+        "auto" keeps it where it can. Returns when the request stands aside, or says why it does not. Errors:
+        InvalidRequest("pause") unless ``EngineOptions.pause`` allows it, StaleHandle for another engine's handle.
+        """
+        self._check_pause()
+        if mode not in ("auto", "snapshot", "replay"):
+            raise InvalidRequest(f"expected 'auto', 'snapshot' or 'replay', got {mode!r}", field="mode")
+        response = self._own(handle)
+        return self._core.ask(lambda worker: worker.pausing.pause(response, mode)).result()
+
+    async def pause_async(
+        self, handle: GenerationHandle, mode: Literal["auto", "snapshot", "replay"] = "auto"
+    ) -> PauseOutcome:
+        """``pause`` without holding up the event loop."""
+        import asyncio
+
+        return await asyncio.to_thread(self.pause, handle, mode)
+
+    def resume(self, handle: GenerationHandle) -> None:
+        """Have a paused request go on as soon as there is room, before all that were submitted after it. Idempotent.
+        Errors as ``pause``; InvalidRequest("handle") for a request that was never paused."""
+        self._check_pause()
+        response = self._own(handle)
+        self._core.ask(lambda worker: worker.pausing.resume(response)).result()
+
     def stream(
         self, prompt: PromptInput | PreparedPrompt, options: RequestOptions | None = None, **overrides: Any
     ) -> GenerationHandle:
@@ -367,6 +396,16 @@ class Engine:
         if os.getpid() != self._process:
             raise EngineClosed("this engine belongs to the process that forked this one")
         self._core.check_available()
+
+    def _check_pause(self) -> None:
+        self._check()
+        if self.options.pause == "never":
+            raise InvalidRequest("the engine was opened with pause='never'", field="pause")
+
+    def _own(self, handle: GenerationHandle) -> Response:
+        if not isinstance(handle, GenerationHandle):
+            raise InvalidRequest(f"expected a GenerationHandle, got {type(handle).__name__}", field="handle")
+        return handle._response
 
     def _sampling(self, options: RequestOptions) -> SamplingSpec:
         chosen = (options.sampling or SamplingParams()).over(self._defaults)

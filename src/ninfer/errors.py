@@ -161,12 +161,31 @@ class ConstraintPrefix(ConstraintError):
 
 
 class ConstraintLimit(ConstraintError):
-    """A documented limit was passed. ``limit`` names it; ``pointer`` says where, when one place did it."""
+    """A documented limit was passed. ``limit`` names it. Where one place did it: ``pointer`` into a schema, ``line``
+    and ``column`` of its text or of a grammar, ``offset`` in a pattern; else None."""
 
-    def __init__(self, message: str, *, limit: str, pointer: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        limit: str,
+        pointer: str | None = None,
+        line: int | None = None,
+        column: int | None = None,
+        offset: int | None = None,
+    ) -> None:
         self.limit = limit
         self.pointer = pointer
-        super().__init__(message if pointer is None else f"at {pointer!r}: {message}", kind="limit")
+        self.line = line
+        self.column = column
+        self.offset = offset
+        self.message = message
+        places = [
+            f"at {pointer!r}" if pointer is not None else "",
+            f"line {line} column {column}" if line is not None else "",
+            f"offset {offset}" if offset is not None else "",
+        ]
+        super().__init__(": ".join([*filter(None, places), message]), kind="limit")
 
 
 class InvalidChoice(ConstraintError):

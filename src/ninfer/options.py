@@ -276,8 +276,9 @@ class EngineOptions:
     another request prefills. kv_capacity: tokens of the KV pool, or "auto" (max_concurrency x max_context, at most 25 %
     of RAM, or what a GPU has free less 1 GiB). kv_dtype: how keys and values are kept: "auto" (fp32 on the CPU, bf16 on
     a GPU), "fp32" (CPU alone), "bf16", or "int8" (codes of 8 bits with an fp16 scale for every 64, about half of bf16).
-    spec: SpecOptions, or the name of a backend. cache: CacheOptions. grammar_cache_bytes: compiled constraints that are
-    kept, bytes. phase_timings: measure the host time of constraint work in each result.
+    pause: "never", "explicit" (``Engine.pause`` and ``resume``), or "pressure" (also younger requests for an older one
+    that lacks room). spec: SpecOptions, or the name of a backend. cache: CacheOptions. grammar_cache_bytes: compiled
+    constraints that are kept, bytes. phase_timings: measure the host time of constraint work in each result.
     progress: None (bars in a terminal or notebook), a bool, or ``callback(stage, done, total)``.
     """
 
@@ -293,6 +294,7 @@ class EngineOptions:
     concurrent_prefill: bool = attrs.field(default=False, validator=_boolean)
     kv_capacity: int | str = attrs.field(default="auto", validator=_kv_capacity)
     kv_dtype: str = attrs.field(default="auto", validator=_choice("auto", "fp32", "bf16", "int8"))
+    pause: str = attrs.field(default="never", validator=_choice("never", "explicit", "pressure"))
     spec: SpecOptions = attrs.field(default=SpecOptions(), converter=_as_spec, validator=_spec)
     cache: CacheOptions = attrs.field(default=CacheOptions(), validator=_cache)
     grammar_cache_bytes: int = attrs.field(default=256 << 20, validator=_integer(0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import html
 from collections.abc import Mapping
 from itertools import zip_longest
@@ -92,6 +93,19 @@ class Timings:
     prefill: float | None = None
     decode: float | None = None
     ttft: float | None = None
+
+
+class PauseOutcome(enum.Enum):
+    """What became of a wish to pause a request."""
+
+    SNAPSHOT = "snapshot"
+    """It is paused and keeps its state: it goes on where it stands, unless others need that memory meanwhile."""
+    REPLAY = "replay"
+    """It is paused and has given its state up: it will read again what no checkpoint spares it."""
+    ALREADY_FINISHED = "already_finished"
+    CANCELLED = "cancelled"
+    NOT_PAUSABLE = "not_pausable"
+    """It waits for a lane."""
 
 
 @attrs.frozen

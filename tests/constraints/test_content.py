@@ -15,7 +15,10 @@ from ninfer.constraints.regex import parse
 from ninfer.constraints.tokentrie import TokenTrie, code_range, split_text
 
 FOLLOW = frozenset('"')
-PATTERNS = [".*", "b", "^[a-z]{2,4}$", "^[^ab]+x?$", '^"\n?$', r"^[\x00-\x1f]*$", "^(?:ab)*$", "^\\\\u?$", "[é中]"]
+PATTERNS = [
+    ".*", "b", "^[a-z]{2,4}$", "^[^ab]+x?$", '^"\n?$', r"^[\x00-\x1f]*$", "^(?:ab)*$", "^\\\\u?$", "[é中]", "^.{0,4}$",
+    "^[^a]{1,3}b?$", "^.{2}c", "^([^\n]{1,9}\n)+$", "^[a-z中]{1,30}$",
+]  # fmt: skip
 
 
 def ending(quotes, i):

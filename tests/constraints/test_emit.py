@@ -164,7 +164,7 @@ def test_warming_changes_no_mask(small_index):
     emitted = emit(pruned(parse(text), Work()), small_index.classes.reserved)
     indices = small_index, TokenIndex(small_index.classes)
     ahead, fresh = (index.compiler().compile(emitted) for index in indices)
-    ahead.warm(5.0)
+    ahead.warm(0.3)
     parsers = [ahead.parser(), fresh.parser()]
     for byte in "- ab\n#acc- 中\n".encode():
         masks = [legal(small_index, parser) for parser in parsers]

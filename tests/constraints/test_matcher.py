@@ -33,8 +33,9 @@ def matcher(service, constraint, prefix=b""):
     return service.open(plan, prefix).matcher
 
 
-def raw(service, grammar, kind="grammar"):
-    return service.open(LanguagePlan(kind, object(), lambda: grammar)).matcher
+def raw(service, body):
+    """A matcher of a caller's own rule."""
+    return service.open(LanguagePlan("grammar", object(), lambda: Grammar({"root": body}, free_form=True))).matcher
 
 
 def masks(m, drafts=()):
@@ -97,7 +98,7 @@ def test_lookahead_behind_drafts(service):
 
 def test_a_dead_end_behind_a_draft_is_marked(service, small_index):
     every = tuple(int(i) for i in np.flatnonzero(small_index.classes.text))
-    m = raw(service, Grammar({"root": seq("a", NotTok(every))}))
+    m = raw(service, seq("a", NotTok(every)))
     slots, row = masks(m, [ord("a"), ord("b")])
     assert ids(slots[0]) == {ord("a")}
     assert (row.dead, row.unreachable_from) == (0b10, 2)
@@ -110,7 +111,7 @@ def test_a_dead_end_behind_a_draft_is_marked(service, small_index):
 def test_a_start_without_tokens_is_refused(service, small_index):
     every = tuple(int(i) for i in np.flatnonzero(small_index.classes.text))
     with pytest.raises(ConstraintError) as caught:
-        raw(service, Grammar({"root": NotTok(every)}))
+        raw(service, NotTok(every))
     assert caught.value.kind == "dead_start"
 
 

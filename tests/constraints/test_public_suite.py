@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
@@ -32,27 +32,35 @@ def groups(test_data, dialect):
 def test_public_suite(test_data, dialect):
     refused = defaultdict(lambda: defaultdict(list))
     narrower = defaultdict(list)
-    invalid_accepted, compiled = [], 0
+    invalid_accepted, count = [], Counter()
     for file, description, schema, tests in groups(test_data, dialect):
         constraint = OutputConstraint.json_schema(schema)
         try:
             constraint.check()
         except UnsatisfiableSchema:
             assert not any(t["valid"] for t in tests), (file, description)
+            count.update({"empty": 1, "invalid rejected": len(tests)})
             continue
         except ConstraintError as error:
             keyword = getattr(error, "keyword", "")
             refused[f"{type(error).__name__} {keyword}".strip()][file].append(description)
+            count["refused"] += 1
             continue
-        compiled += 1
+        count["enforced"] += 1
         for test in tests:
             accepted = any(constraint.accepts(compact(v)) for v in orders(test["data"]))
             if accepted and not test["valid"]:
                 invalid_accepted.append((file, description, test["description"]))
             if test["valid"] and not accepted:
                 narrower[file].append(f"{description}: {test['description']}")
+            count[f"{'valid' if test['valid'] else 'invalid'} {'accepted' if accepted else 'rejected'}"] += 1
     assert invalid_accepted == []
-    assert compiled >= 180
+    assert count["enforced"] >= 180
+    schemas = count["enforced"], count["empty"], count["refused"]
+    instances = [f"{kind} {what}" for kind in ("valid", "invalid") for what in ("accepted", "rejected")]
+    valid, lacking, wrong, invalid = (count[name] for name in instances)
+    row = " | ".join(map(str, (sum(schemas), *schemas, valid, lacking, invalid, wrong)))
+    assert f"| {row} |" in (Path(__file__).parents[2] / "docs" / "constraints.md").read_text()
     reviewed = {
         reason: {f: g for f, g in entry["groups"].items() if f.startswith(dialect)}
         for reason, entry in REVIEWED["refused"].items()

@@ -156,7 +156,7 @@ def test_forgetting_changes_no_answer(small_index, monkeypatch):
 def test_looking_ahead_changes_no_answer(small_index, schema):
     grammar = language(OutputConstraint.json_schema(schema))
     ahead, fresh = (Pushdown(grammar, small_index.contents(), (STOP,)) for _ in range(2))
-    ahead.warm(5.0)
+    ahead.warm(0.3)
     parsers, chance = (ahead.parser(), fresh.parser()), random.Random(3)
     for _ in range(30):
         masks = [legal(small_index, parser) for parser in parsers]

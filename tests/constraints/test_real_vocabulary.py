@@ -13,6 +13,7 @@ from ninfer.constraints.recognise import Machine, Run
 from ninfer.constraints.service import ConstraintService, LanguagePlan
 from ninfer.constraints.tokentrie import split_text
 from ninfer.constraints.vocab import TokenClasses
+from ninfer.errors import ConstraintLimit
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +32,14 @@ def service(reference):
         data[token] = content.encode()
     phase = {special[name]: name.encode() for name in ("</think>", "<tool_call>", "</tool_call>")}
     return ConstraintService(TokenClasses(data, text, phase, (special["<|im_end|>"],)), 1 << 26)
+
+
+def test_an_ambiguous_grammar_is_refused(service):
+    """A mask of it would take seconds after a few words."""
+    text = "root ::= a a a a a\na ::= b b b b b\nb ::= c c c c c\nc ::= [a-z]*"
+    with pytest.raises(ConstraintLimit) as caught:
+        service.open(LanguagePlan("grammar", text, lambda: language(OutputConstraint.grammar(text))))
+    assert caught.value.limit == "ambiguity"
 
 
 CASES = [

@@ -29,7 +29,7 @@ Rows = list[tuple[str, str]]
 LIMITS = {
     "start": 30, "first token": 60, "model 4b": 40, "model 27b": 45, "model 0.8b": 25, "model 27b long": 60,
     "model 27b fp8": 40, "model 35b": 40, "tests": 60, "sampler": 30, "ops": 60, "kernels": 70, "sanitizer": 55,
-    "context": 30,
+    "context": 30, "reuse": 45,
 }  # fmt: skip
 """Seconds of each stage."""
 
@@ -55,6 +55,8 @@ def seconds(device: Any, work: Callable[[], object], repeat: int = 20, rounds: i
 def start(out: Path) -> Rows:
     """How long a device takes to open, what it can read, and how fast weights arrive."""
     import numpy as np
+
+    from ninfer._cuda.products import pack
 
     rows: Rows = []
     for name in ("first start", "second start"):
@@ -84,10 +86,10 @@ def start(out: Path) -> Rows:
                 empty.launch()
             rows.append(("host time of a graph launch", f"{1e3 * (time.perf_counter() - begin):.1f} us"))
             buffer = device.arena(1 << 20).buffer(0, (1 << 16,), "u64")
-            sweep = device.function("sweep", "sweep")
+            sweep, words = device.function("sweep", "sweep"), pack(buffer, buffer, 1, 1)
             begin = time.perf_counter()
             for _ in range(1000):
-                device.launch(sweep, 1, 32, buffer, buffer, 128)
+                device.launch(sweep, 1, 512, words)
             rows.append(("host time of a kernel launch", f"{1e3 * (time.perf_counter() - begin):.1f} us"))
     return rows
 
@@ -215,6 +217,15 @@ def context(out: Path) -> Rows:
         return copies(device)
 
 
+def reuse(out: Path) -> Rows:
+    """The time to the first token of a prompt that is known."""
+    from measure_context import reuse as measure
+
+    from ninfer.models.qwen3_5.synthetic import synthetic_source
+
+    return measure("cuda:0", synthetic_source("4b", "bf16"))
+
+
 def tests(out: Path) -> Rows:
     """The tests of this folder."""
     return pytest(out, HERE / "gpu")
@@ -314,6 +325,7 @@ STAGES: dict[str, Callable[[Path], Rows]] = {
     "kernels": kernels,
     "sanitizer": sanitizer,
     "context": context,
+    "reuse": reuse,
 }
 WARM = "from ninfer._cpu.kernel import compile_all; compile_all()"
 """What the comparisons with the host wait for; it is done beside the first stages."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -178,3 +180,70 @@ def test_the_process_stays_light():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.split("\n")[:2] == ["yes", "[]"], done.stderr
+
+
+def test_counters_settle_however_a_request_ends(engine):
+    """Finished, cut, cancelled while it runs, cancelled while it waits: each is counted once."""
+    schema = OutputConstraint.json_schema({"type": "array", "items": {"type": "boolean"}, "minItems": 500})
+
+    def submit(**options: Any) -> ninfer.RequestHandle:
+        return engine.submit(chat(), constraint=schema, sampling=HOT, **options)
+
+    before = engine.stats().constraints
+    reports = [engine.generate(chat(), constraint=OutputConstraint.choice(["ok"])).constraint]
+    reports.append(submit(max_tokens=7).result().constraint)
+    running = [submit(max_tokens=400) for _ in range(4)]
+    waiting = submit(max_tokens=400)
+    waiting.cancel()
+    for handle in running:
+        next(event for event in handle if isinstance(event, ninfer.Delta))
+        handle.cancel()
+    results = [handle.result() for handle in (*running, waiting)]
+    assert [result.finish_reason for result in results] == ["cancelled"] * 5
+    reports += [result.constraint for result in results]
+    after = engine.stats().constraints
+    counted = {name: after[name] - before.get(name, 0) for name in ("requests", "complete", "masks", "mask_h2d_bytes")}
+    assert counted == {
+        "requests": 7,
+        "complete": sum(report.complete for report in reports),
+        "masks": sum(report.masks for report in reports),
+        "mask_h2d_bytes": sum(report.mask_h2d_bytes for report in reports),
+    }
+    assert [report.terminated for report in reports] == [True] + [False] * 6
+    assert all(report.masks >= 1 for report in reports), "the first mask is made before the queue"
+    del running, waiting, handle, results
+    gc.collect()
+    assert engine.stats().constraints["matchers"] == before["matchers"]
+
+
+def test_preparation_is_part_of_the_time_to_the_first_token_once(engine):
+    constraint = OutputConstraint.json_schema({"enum": [f"a value no other test has {i}" for i in range(40)]})
+    begin = time.perf_counter()
+    handle = engine.submit(chat(), constraint=constraint, sampling=HOT)
+    next(event for event in handle if isinstance(event, ninfer.Delta))
+    seen = time.perf_counter() - begin
+    timings = handle.result().timings
+    assert timings.constraint_prepare > 0
+    assert timings.constraint_prepare + timings.prefill <= timings.ttft <= seen
+
+
+def test_free_requests_pay_nothing(monkeypatch):
+    """No index, no matcher, no masks; prompts with tools that are not held to anything included."""
+
+    def never(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a free request has no business here")
+
+    monkeypatch.setattr("ninfer.constraints.masks.BatchMasks.__init__", never)
+    monkeypatch.setattr("ninfer.constraints.matcher.Matcher.__init__", never)
+    monkeypatch.setattr("ninfer.constraints.service.ConstraintService.open", never)
+    tools = [ninfer.Tool(name="f", parameters={"type": "object"})]
+    with ninfer.Engine(synthetic_source("tiny", "q8"), max_context=256, max_concurrency=3, progress=False) as engine:
+        free = ninfer.ToolChoice(constraints="automatic")
+        handles = [
+            engine.submit("hi", max_tokens=6, ignore_eos=True),
+            engine.submit(ninfer.TokenPrompt([5, 6]), max_tokens=6, ignore_eos=True, sampling=HOT),
+            engine.submit(chat(tools=tools), max_tokens=6, ignore_eos=True, tool_choice=free),
+        ]
+        assert [len(handle.result().token_ids) for handle in handles] == [6, 6, 6]
+        stats = engine.stats()
+        assert stats.constraints["index_bytes"] == stats.constraints.get("masks", 0) == stats.constraints["builds"] == 0

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import attrs
 import pytest
 
 import ninfer
@@ -51,28 +52,41 @@ def check_lookup(arguments: dict[str, Any]) -> None:
     assert len(arguments.get("flags", [])) <= 2
 
 
-@pytest.mark.parametrize("thinking", [False, True])
-@pytest.mark.parametrize("parallel", [False, True])
-@pytest.mark.parametrize("mode", ["auto", "required", "none"])
-def test_policies(engine, mode, parallel, thinking):
-    for seed in range(3):
-        result = ask(engine, seed, thinking=thinking, tool_choice=ToolChoice(mode=mode, parallel=parallel))
-        assert result.constraint.kind == "tools"
+TOOLS = {
+    "strict": (STRICT, attrs.evolve(STRICT, name="add")),
+    "lenient": (attrs.evolve(LENIENT, name="lookup"), LENIENT),
+    "mixed": (STRICT, LENIENT),
+}
+
+
+@pytest.mark.parametrize("thinking", [False, True], ids=["plain", "thinking"])
+@pytest.mark.parametrize("tools", TOOLS)
+@pytest.mark.parametrize("parallel", [False, True], ids=["one", "parallel"])
+@pytest.mark.parametrize("mode", ["auto", "none", "required", "named"])
+def test_policies(engine, mode, parallel, tools, thinking):
+    """Whatever the mode, the number of calls and the tools: calls are what was asked for, and read back exactly."""
+    named = {"mode": "required", "allowed_names": ["lookup"]} if mode == "named" else {"mode": mode}
+    choice = ToolChoice(**named, parallel=parallel)
+    strict = {tool.name for tool in TOOLS[tools] if tool.strict}
+    for seed in range(2):
+        result = ask(engine, seed, tools=TOOLS[tools], thinking=thinking, tool_choice=choice, max_tokens=200)
+        assert (result.constraint.kind, result.finish_reason != "error") == ("tools", True)
         for call in result.tool_calls:
-            assert call.name in ("lookup", "add")
-            if call.name == "lookup":
+            assert call.name in (["lookup"] if mode == "named" else ["lookup", "add"])
+            assert json.loads(call.arguments_json) == call.arguments
+            if call.name in strict:
                 check_lookup(call.arguments)
         assert "<tool_call>" not in result.text
         if mode == "none":
             assert not result.tool_calls
-        if mode == "required":
+        if mode in ("required", "named"):
             assert result.text == ""
             assert result.constraint.branch == "tools"
             assert result.tool_calls or result.finish_reason == "length"
         if not parallel:
             assert len(result.tool_calls) <= 1
-        if result.finish_reason == "tool_calls":
-            assert result.constraint.terminated
+        assert (result.finish_reason == "tool_calls") == (bool(result.tool_calls) and result.constraint.terminated)
+        assert thinking or not result.thinking
 
 
 def test_one_named_tool(engine):

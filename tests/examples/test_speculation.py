@@ -221,27 +221,27 @@ def test_bad_widths(value):
         SpecOptions("mtp", draft_tokens=value)
 
 
-def test_a_resumed_conversation_drafts_as_a_cold_one(drafting):
+def test_a_resumed_conversation_drafts_as_a_cold_one():
     """What is kept of a finished answer includes the drafting module's history: the same drafts are kept afterwards."""
     first = [{"role": "user", "content": "Tell me a story."}]
-    told = drafting.generate(Chat(first, thinking=False), max_tokens=80, sampling=GREEDY, session="tale")
-    for text in ("And what is 17 + 25?", "Tell me more about it, please.", "Where is Ada?"):
-        chat = Chat([*first, told.message, {"role": "user", "content": text}], thinking=False)
-        options = {"max_tokens": 60, "sampling": GREEDY}
-        cold = drafting.generate(chat, cache="disabled", **options)
-        warm = drafting.generate(chat, session="tale", update_session=False, **options)
-        again = drafting.generate(chat, session="tale", update_session=False, **options)
-        assert cold.usage.cached_tokens == 0 < warm.usage.cached_tokens <= again.usage.cached_tokens
-        for result in (warm, again):
-            assert result.token_ids == cold.token_ids
-            assert result.speculation == cold.speculation
+    with opened("mtp", max_concurrency=2) as engine:
+        told = engine.generate(Chat(first, thinking=False), max_tokens=80, sampling=GREEDY, session="tale")
+        for text in ("And what is 17 + 25?", "Tell me more about it, please.", "Where is Ada?"):
+            chat = Chat([*first, told.message, {"role": "user", "content": text}], thinking=False)
+            options = {"max_tokens": 60, "sampling": GREEDY}
+            cold = engine.generate(chat, cache="disabled", **options)
+            warm = engine.generate(chat, session="tale", update_session=False, **options)
+            assert cold.usage.cached_tokens == 0 < warm.usage.cached_tokens
+            assert warm.token_ids == cold.token_ids
+            assert warm.speculation == cold.speculation
 
 
-def test_the_same_prompt_again_drafts_as_before(drafting):
+def test_the_same_prompt_again_drafts_as_before():
     chat = Chat([{"role": "user", "content": "What is 31 + 12? Think about it."}], thinking=True)
     options = {"max_tokens": 100, "sampling": GREEDY}
-    cold = drafting.generate(chat, cache="disabled", **options)
-    results = [drafting.generate(chat, **options) for _ in range(3)]
+    with opened("mtp", max_concurrency=2) as engine:
+        cold = engine.generate(chat, cache="disabled", **options)
+        results = [engine.generate(chat, **options) for _ in range(3)]
     assert results[-1].usage.cached_tokens > 0
     for result in results:
         assert (result.token_ids, result.speculation) == (cold.token_ids, cold.speculation)

@@ -122,6 +122,7 @@ REGEXES: dict[str, Callable[[], str]] = {
     "multiplied counts": lambda: _text(40, "(?:", "a{8000}", "){8000}"),
     "many counts": lambda: "(?:[a-z]{8192}){31}" * 20_000,
     "alternatives": lambda: "|".join(["abc[d-z]{2,5}"] * 60_000),
+    "much to leave out": lambda: "[a-z]?" * 3000,
 }
 GRAMMARS: dict[str, Callable[[], str]] = {
     "nested groups": lambda: "root ::= " + _text(300_000, "(", "[a]", ")"),
@@ -129,6 +130,7 @@ GRAMMARS: dict[str, Callable[[], str]] = {
     "chain": lambda: "\n".join(
         ["root ::= r0", *(f'r{i} ::= "a" r{i + 1}' for i in range(40_000)), 'r40000 ::= "b" r39999']
     ),
+    "much to leave out": lambda: "root ::= " + " ".join(["a b"] * 900) + "\na ::= [a-z]?\nb ::= [^x]*",
     "long alternatives": lambda: "root ::= " + " | ".join(["[a-z] root [0-9]"] * 50_000) + ' | "x"',
 }
 

@@ -31,4 +31,4 @@ def free_text(without: str) -> Node:
 def after_thinking(turn: Grammar, close: PhaseMarker) -> Grammar:
     """A turn that begins inside the thinking: free text, the canonical close, then ``turn``."""
     opening = seq(free_text(close.text), "\n", close.node, "\n\n", Ref(turn.root))
-    return Grammar({**turn.rules, "<thinking>": opening}, "<thinking>")
+    return Grammar({**turn.rules, "<thinking>": opening}, "<thinking>", turn.free_form)

@@ -9,10 +9,8 @@ A state is (automaton state or count, how far an escape has been read); all stat
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from threading import Lock
 from typing import Protocol
 
 import numpy as np
@@ -20,20 +18,15 @@ import numpy.typing as npt
 
 from ninfer.constraints.automata import DEAD, Dfa
 from ninfer.constraints.chars import END, normalise
+from ninfer.constraints.insides import ContentIndex, Inside
 from ninfer.constraints.reading import BROKEN, ESCAPES, NOTHING, PREFIXES, Reading, read_escape
-from ninfer.constraints.tokentrie import Bits, Flags, Ints, TokenTrie, stretched
+from ninfer.constraints.tokentrie import Flags, Ints, stretched
+
+_LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
+"""Lengths that are told apart; for each, the longer tokens are looked up once."""
 
 State = tuple[int, int]
 Places = npt.NDArray[np.signedinteger]
-
-
-@dataclass(frozen=True, slots=True)
-class Inside:
-    """bits: the tokens that stay inside. past: of the characters that may follow, the indices of their Occurrences
-    before which the string may end, in tokens that do not stay inside."""
-
-    bits: Bits
-    past: dict[str, npt.NDArray[np.intp]]
 
 
 class Content(Protocol):
@@ -62,77 +55,6 @@ class Content(Protocol):
         ...
 
 
-class ContentIndex:
-    """What all strings of a vocabulary share: the trie, its JSON reading, and masks kept up to a budget of bytes."""
-
-    def __init__(self, trie: TokenTrie, budget: int) -> None:
-        self.trie = trie
-        self._budget = budget
-        self._kept: OrderedDict[Hashable, Inside] = OrderedDict()
-        self._lock = Lock()
-        self._readings: dict[int, Reading] = {}
-        self.reading(0).counted(trie)  # the common ones now, not under somebody's first answer
-        trie.occurrences('"')
-        self._ways: dict[frozenset[str], Flags] = {}
-        self.plain = Reading.plain(trie)
-
-    @property
-    def nbytes(self) -> int:
-        """About what it holds beside the trie, bytes."""
-        kept = len(self._kept) * (4 * self.trie.words + 1024)
-        ways = sum(flags.nbytes for flags in self._ways.values())
-        return kept + ways + sum(reading.nbytes for reading in self._readings.values())
-
-    def keep(self, key: Hashable, make: Callable[[], Inside]) -> Inside:
-        """The mask under a key, made if it is not at hand. The least recently used are dropped."""
-        with self._lock:
-            found = self._kept.get(key)
-            if found is not None:
-                self._kept.move_to_end(key)
-                return found
-        made = make()
-        with self._lock:
-            self._kept[key] = made
-            while len(self._kept) * 4 * self.trie.words > self._budget and len(self._kept) > 1:
-                self._kept.popitem(last=False)
-        return made
-
-    def packed(
-        self, reading: Reading, stays: Flags, follow: frozenset[str], ends: Callable[[Ints, Ints], Flags]
-    ) -> Inside:
-        """From the places in ``trie.ids`` that stay inside, and whether a string may end at given nodes, on the way to
-        tokens at given places."""
-        past = {}
-        for char in follow:
-            at = self.trie.occurrences(char)
-            past[char] = np.flatnonzero(ends(at.node, at.place) & ~stays[at.place])
-        if stays is not reading.whole:
-            return Inside(self.trie.bits(stays), past)
-        if reading.bits is None:
-            reading.bits = self.trie.bits(stays)
-        return Inside(reading.bits, past)
-
-    def ways(self, chars: frozenset[str]) -> Flags:
-        """bool [nodes]: on the way to an occurrence of one of the characters."""
-        found = self._ways.get(chars)
-        if found is None:
-            trie = self.trie
-            found = np.zeros(len(trie.parent), np.bool_)
-            for char in chars:
-                found[trie.occurrences(char).node] = True
-            for begin, end in zip(trie.levels[-2:0:-1], trie.levels[:1:-1]):
-                found[trie.parent[begin:end][found[begin:end]]] = True
-            self._ways[chars] = found
-        return found
-
-    def reading(self, escape: int) -> Reading:
-        """The trie read as JSON string content, from an escape state on."""
-        found = self._readings.get(escape)
-        if found is None:
-            found = self._readings[escape] = Reading.json(self.trie, escape)
-        return found
-
-
 class RawContent:
     """The texts of an automaton."""
 
@@ -141,13 +63,24 @@ class RawContent:
         self.index = index
         self.trans = np.array(dfa.trans, np.int32).reshape(len(dfa.trans), len(dfa.cuts))
         self.accept = np.frombuffer(bytes(dfa.accept), np.bool_)
+        size = len(dfa.trans)
+        self._moves = np.full((size + 1, len(dfa.cuts) + 1), DEAD, np.intp)
+        self._moves[:size, :-1] = self.trans
+        self._moves[:, -1] = [*range(size), DEAD]
+        """As ``trans``; the last row is that of DEAD, the last column reads nothing."""
+        self._columns: dict[int, npt.NDArray[np.intp]] = {}
+        """The symbols of ``trie.long``, by reading."""
         self.symbol = (np.searchsorted(dfa.cuts, index.trie.alphabet, side="right") - 1).astype(np.int32)
         unused = ~_scalar(dfa.cuts)
         loops = ((self.trans == np.arange(len(self.trans))[:, None]) | unused).all(axis=1)
         self.free = int(np.argmax(loops)) if loops.any() else NOTHING
         """The state, if there is one, in which anything may come and nothing changes."""
-        self.total = _total(self.trans, unused)
-        """bool [states]: whether every text can be read from there on."""
+        common = _common(self.trans, unused)
+        self.sure = _sure(self.trans, unused | ~common, index.trie.longest)
+        """int [states]: so many common characters can be read from there on; no token takes more than the largest."""
+        self.open = bool((common | unused).all())
+        """Whether all characters are common."""
+        self.common = tuple(span for span, kept in zip(zip(dfa.cuts, [*dfa.cuts[1:], END]), common) if kept)
 
     def start(self) -> State | None:
         return None if self.dfa.empty else (0, 0)
@@ -174,9 +107,10 @@ class RawContent:
         return self.index.packed(self.index.plain, self.stays(state, walk, self.index.plain), follow, walk.ends)
 
     def walk(self, state: int, reading: Reading, follow: frozenset[str]) -> Walk:
-        """Read the trie from a state on. Where every text can be read, only the ways to ``follow`` are walked."""
+        """Read the trie from a state on: the ways to ``follow``, and to tokens that are not certain to be read. All
+        of it within an escape, where few can be read."""
         trie = self.index.trie
-        wanted = self.index.ways(follow) if self.total[state] else None
+        wanted = None if reading.escape else self.index.ways(follow, int(self.sure[state]), self.common, reading)
         free: list[Ints] = []
         seen: list[tuple[Ints, Ints]] = []
         nodes = np.zeros(1, np.int32)
@@ -200,17 +134,37 @@ class RawContent:
 
     def stays(self, state: int, walk: Walk, reading: Reading) -> Flags:
         """The places in ``trie.ids`` whose tokens are content of the automaton from a state on."""
-        if self.total[state]:
+        trie, sure = self.index.trie, self.sure[state]
+        if sure >= trie.longest and self.open:
             return reading.whole
-        trie = self.index.trie
-        flags = np.zeros(len(trie.ids), np.bool_)
+        if reading.escape or not sure:
+            flags = np.zeros(len(trie.ids), np.bool_)
+        else:
+            flags = (trie.lengths <= sure) & ~reading.foreign(trie, self.common)
+        flags[trie.long] |= self._long(state, reading)
+        cut = ~flags[trie.cut]
         flags[stretched(trie.first[walk.nodes], trie.here[walk.nodes])] = True
-        cut = flags[trie.cut]
+        cut &= flags[trie.cut]
         if cut.any():
             states = walk.states_at(trie.ends[trie.cut[cut]])
             flags[trie.cut[cut]] = self._reads(states, trie.low[cut], trie.high[cut])
         flags[stretched(walk.first, walk.last)] = True
         return flags & reading.whole
+
+    def _long(self, state: int, reading: Reading) -> Flags:
+        """Which of ``trie.long`` are content from a state on: all are read side by side."""
+        trie = self.index.trie
+        columns = self._columns.get(id(reading))
+        if columns is None:
+            read = reading.decoded[trie.long_nodes]
+            columns = np.where(read == NOTHING, len(self.dfa.cuts), self.symbol[read]).astype(np.intp)
+            self._columns[id(reading)] = columns
+        states = np.full(len(trie.long), state, np.intp)
+        for depth, (column, count) in enumerate(zip(columns, trie.long_counts)):
+            states[:count] = self._moves[states[:count], column[:count]]
+            if depth % 8 == 1 and (states == DEAD).all():
+                break
+        return states != DEAD
 
     def _reads(self, states: Ints, low: Ints, high: Ints) -> Flags:
         """Whether each state reads one of the characters ``low..high``."""
@@ -289,7 +243,7 @@ class JsonContent:
         trie, raw, reading = self.index.trie, self.raw, self.index.reading(escape)
         walk = raw.walk(state, reading, follow)
         stays = raw.stays(state, walk, reading)
-        if not raw.total[state]:
+        if stays is not reading.whole:
             within = reading.unfinished[stays[reading.unfinished]]
             within = within[~walk.free(within)]
             nodes = trie.ends[within]
@@ -350,15 +304,31 @@ class CountedContent:
         return Inside(np.packbits(used <= room, bitorder="little").view(np.uint32), past)
 
 
-def _total(trans: Ints, unused: Flags) -> Flags:
-    """From which states no text is ever refused; none, for automata in which that takes long to find out."""
-    total = ((trans != DEAD) | unused).all(axis=1)
-    for _ in range(64):
-        narrower = total & (total[trans] | unused).all(axis=1)
-        if (narrower == total).all():
-            return total
-        total = narrower
-    return np.zeros(len(trans), np.bool_)
+def _common(trans: Ints, unused: Flags) -> Flags:
+    """The symbols that most texts are made of: those behind which the broadest state can still read what it reads."""
+    alive = (trans != DEAD) & ~unused
+    if not len(trans):
+        return ~unused
+    broadest = int(np.argmax(alive.sum(axis=1)))
+    reads = alive[broadest]
+    return reads & (alive[trans[broadest]] >= reads).all(axis=1)
+
+
+def _sure(trans: Ints, unused: Flags, most: int) -> Ints:
+    """How many characters can be read from each state, whichever are used: a level, or ``most`` for any number."""
+    sure = np.zeros(len(trans), np.int32)
+    able = np.ones(len(trans), np.bool_)
+    for count in range(1, most + 1):
+        narrower = (((trans != DEAD) & able[trans]) | unused).all(axis=1)
+        if (narrower == able).all():
+            sure[able] = most
+            break
+        sure[narrower] = count
+        able = narrower
+        if count == _LEVELS[-1] or not able.any():
+            break
+    levels = np.array([*_LEVELS, most], np.int32)
+    return np.where(sure < most, levels[np.searchsorted(_LEVELS, sure, side="right") - 1], most)
 
 
 def _scalar(cuts: list[int]) -> Flags:

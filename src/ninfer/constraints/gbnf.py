@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from ninfer.constraints.chars import Ranges, complement, normalise, union
 from ninfer.constraints.ir import Class, Grammar, Lit, Node, NotTok, Ref, Rep, Tok, alt, optional, seq
-from ninfer.constraints.limits import MAX_GRAMMAR_NESTING, MAX_GRAMMAR_REPEAT, Work
+from ninfer.constraints.limits import MAX_COPIES, MAX_GRAMMAR_NESTING, MAX_GRAMMAR_REPEAT, Work
 from ninfer.constraints.prune import productive
-from ninfer.errors import InvalidGrammar, UnsatisfiableSchema
+from ninfer.errors import ConstraintLimit, InvalidGrammar, UnsatisfiableSchema
 
 _ESCAPES = {
     "n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "e": "\x1b", '"': '"',
@@ -48,6 +48,8 @@ class _Group:
     parts: list[Node] = field(default_factory=list)
     begun: int = 0
     """Where the current alternative begins."""
+    copies: int = 1
+    """How often the most repeated part is written out."""
 
 
 class _Parser:
@@ -59,10 +61,12 @@ class _Parser:
         self.references: list[tuple[str, int]] = []
 
     def error(self, message: str, at: int | None = None) -> InvalidGrammar:
-        at = self.at if at is None else at
-        line = self.text.count("\n", 0, at) + 1
-        column = at - (self.text.rfind("\n", 0, at) + 1) + 1
+        line, column = self.position(self.at if at is None else at)
         return InvalidGrammar(message, line=line, column=column)
+
+    def position(self, at: int) -> tuple[int, int]:
+        """Line and column, from 1."""
+        return self.text.count("\n", 0, at) + 1, at - self.text.rfind("\n", 0, at)
 
     def peek(self) -> str:
         return self.text[self.at] if self.at < len(self.text) else ""
@@ -106,7 +110,7 @@ class _Parser:
         for name, at in self.references:
             if name not in self.rules:
                 raise self.error(f"rule {name!r} is not defined", at)
-        return Grammar(self.rules)
+        return Grammar(self.rules, free_form=True)
 
     def name(self) -> str:
         start = self.at
@@ -149,7 +153,7 @@ class _Parser:
                     raise self.error("unbalanced '('", group.start)
                 self.at += 1
                 stack.pop()
-                node = self.shallow(alt(group.options), len(stack))
+                node, copies = self.shallow(alt(group.options), len(stack)), group.copies
             elif char == "(":
                 start = self.at
                 self.at += 1
@@ -160,10 +164,19 @@ class _Parser:
                     stack.append(_Group(start, begun=self.at))
                     continue
                 self.at += 1
-                node = seq()
+                node, copies = seq(), 1
             else:
-                node = self.element()
-            stack[-1].parts.append(self.repeated(node))
+                node, copies = self.element(), 1
+            self.space(lines=False)
+            at = self.at
+            node, times = self.repeated(node)
+            copies *= times
+            if copies > MAX_COPIES:
+                line, column = self.position(at)
+                raise ConstraintLimit(f"repetitions multiply to more than {MAX_COPIES} copies", limit="copies",
+                                      line=line, column=column)  # fmt: skip
+            stack[-1].copies = max(stack[-1].copies, copies)
+            stack[-1].parts.append(node)
             self.space(lines=True)
 
     def shallow(self, node: Node, depth: int) -> Node:
@@ -187,10 +200,9 @@ class _Parser:
             if self.peek() and not self.next_rule():
                 raise self.error("'(= ...)' must end its rule", at)
 
-    def repeated(self, node: Node) -> Node:
-        """The node with the quantifier that follows, if one does."""
-        self.space(lines=False)
-        at, char = self.at, self.peek()
+    def repeated(self, node: Node) -> tuple[Node, int]:
+        """The node with the quantifier that follows, if one does, and how often that writes it out."""
+        at, char, times = self.at, self.peek(), 1
         if char == "*":
             self.at += 1
             node = Rep(node, 0, None)
@@ -213,13 +225,13 @@ class _Parser:
             self.at += 1
             if high is not None and high < low:
                 raise self.error("the counts are reversed", at)
-            node = Rep(node, low, high)
+            node, times = Rep(node, low, high), max(1, low if high is None else high)
         else:
-            return node
+            return node, 1
         self.space(lines=False)
         if self.peek() and self.peek() in "*+?{":
             raise self.error("a quantifier follows a quantifier")
-        return node
+        return node, times
 
     def number(self) -> int:
         self.space(lines=False)

@@ -99,10 +99,12 @@ NOTHING = Alt(())
 
 @dataclass(slots=True)
 class Grammar:
-    """Named rules and where to begin."""
+    """Named rules and where to begin. free_form: a caller wrote them one by one, so that they may be ambiguous,
+    left-recursive, and have broad classes anywhere."""
 
     rules: dict[str, Node] = field(default_factory=dict)
     root: str = "root"
+    free_form: bool = False
 
 
 def seq(*parts: Node | str) -> Node:

@@ -13,7 +13,7 @@ from ninfer.constraints.branches import Claims, Finite, Listed, Numeric, Opaque,
 from ninfer.constraints.containers import array, members
 from ninfer.constraints.graph import Graph, Settled
 from ninfer.constraints.ir import NOTHING, Grammar, Node, Ref, alt, seq
-from ninfer.constraints.limits import Work
+from ninfer.constraints.limits import Work, placed
 from ninfer.constraints.literals import Separators, separators, spell
 from ninfer.constraints.multiples import multiples
 from ninfer.constraints.numbers import integer, number
@@ -49,7 +49,8 @@ class Writer:
         """Write every rule referred to so far, and those they refer to."""
         while self._pending:
             claims = self._pending.pop()
-            options = [node for branch in self.graph.live(claims) for node in self.branch(branch, claims)]
+            with placed(place(claims), work=False):
+                options = [node for branch in self.graph.live(claims) for node in self.branch(branch, claims)]
             self.rules[self._names[claims]] = alt(options)
 
     def value(self, claims: Claims) -> Ref:

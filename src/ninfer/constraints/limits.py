@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,18 +42,38 @@ MAX_CHOICES = 10_000
 MAX_WORK = 12_000_000
 """Elementary steps of one compilation, whatever does them, each about a quarter of a microsecond: a few seconds."""
 
+MAX_BREADTH = 10_000
+"""ASCII characters that may come next in a caller's own grammar, counted once for each way to them."""
+MAX_MASK_SECONDS = 0.05
+"""Processor time of one mask of a caller's own grammar, once its states are known."""
+
+
+STRETCH = 4000
+"""Steps, about a millisecond, after which a compilation lets other threads have the interpreter. They would wait
+several times as long for it, each time they need it."""
+
 
 @dataclass(slots=True)
 class Work:
     """What one compilation may still spend. Every unbounded loop of the room draws on it."""
 
     left: int = MAX_WORK
+    stretch: int = 0
 
     def spend(self, steps: int) -> None:
         """Raises ConstraintLimit when the budget is used up."""
         self.left -= steps
         if self.left < 0:
             raise ConstraintLimit("the constraint needs more work than one compilation may do", limit="work")
+        self.stretch += steps
+        if self.stretch > STRETCH:
+            self.stretch = 0
+            give_way()
+
+
+def give_way() -> None:
+    """Let a waiting thread have the interpreter."""
+    time.sleep(1e-4)
 
 
 def check_states(count: int, limit: int = MAX_DFA_STATES) -> None:
@@ -62,11 +83,12 @@ def check_states(count: int, limit: int = MAX_DFA_STATES) -> None:
 
 
 @contextmanager
-def placed(pointer: str) -> Iterator[None]:
-    """Say where, in a ConstraintLimit raised inside that does not know."""
+def placed(pointer: str, *, work: bool = True) -> Iterator[None]:
+    """Say where, in a ConstraintLimit raised inside that does not know. work: also when the work budget is used up, to
+    which every place contributes."""
     try:
         yield
     except ConstraintLimit as error:
-        if error.pointer is not None:
+        if error.pointer is not None or error.line is not None or (error.limit == "work" and not work):
             raise
-        raise ConstraintLimit(error.reason, limit=error.limit, pointer=pointer) from None
+        raise ConstraintLimit(error.message, limit=error.limit, pointer=pointer, offset=error.offset) from None

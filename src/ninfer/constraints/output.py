@@ -9,6 +9,7 @@ from typing import Any, Literal
 import attrs
 
 from ninfer.constraints import direct, gbnf
+from ninfer.constraints.breadth import check_breadth
 from ninfer.constraints.ir import Grammar
 from ninfer.constraints.json_lang import schema_grammar
 from ninfer.constraints.limits import MAX_CHOICES, MAX_SOURCE_BYTES, Work
@@ -121,4 +122,7 @@ def _build(constraint: OutputConstraint, is_text_token: Callable[[int], bool] | 
         grammar = gbnf.parse(source, work, is_text_token=is_text_token)
     else:
         grammar = schema_grammar(source, work)
-    return pruned(grammar, work)
+    grammar = pruned(grammar, work)
+    if grammar.free_form:
+        check_breadth(grammar, work)
+    return grammar

@@ -15,7 +15,7 @@ from ninfer.constraints.branches import Finite, Opaque, Textual, place
 from ninfer.constraints.graph import Graph, Settled
 from ninfer.constraints.ir import Auto, Lit, Node, alt
 from ninfer.constraints.json_lang import Writer
-from ninfer.constraints.limits import Work
+from ninfer.constraints.limits import Work, placed
 from ninfer.constraints.objects import Field, Fields
 from ninfer.constraints.reduce import Reducer
 from ninfer.constraints.schema import load
@@ -62,7 +62,8 @@ def strict_parameters(
         for declared in _declared(branches[0], graph, tool, field):
             pointer = place(declared.claims) or f"/properties/{escape(declared.name)}"
             try:
-                members.append(_parameter(declared, writer, closing))
+                with placed(pointer):
+                    members.append(_parameter(declared, writer, closing))
             except _Unwritable as reason:
                 raise ToolContractError(str(reason), tool=tool, pointer=pointer, field=field) from None
         writer.write()

@@ -22,7 +22,7 @@ def pruned(grammar: Grammar, work: Work) -> Grammar:
         if name not in rules:
             rules[name] = _kept(grammar.rules[name], done, 1, work)
             pending.extend(references(rules[name]))
-    return Grammar(rules, grammar.root)
+    return Grammar(rules, grammar.root, grammar.free_form)
 
 
 def productive(grammar: Grammar, work: Work) -> set[str]:

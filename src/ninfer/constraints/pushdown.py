@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ninfer.constraints.content import Content, ContentIndex, CountedContent, JsonContent, RawContent
+from ninfer.constraints.content import Content, CountedContent, JsonContent, RawContent
+from ninfer.constraints.insides import ContentIndex
 from ninfer.constraints.ir import Auto, Counted, Grammar
 from ninfer.constraints.points import (
     HOLE,

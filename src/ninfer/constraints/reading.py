@@ -1,8 +1,8 @@
-"""The vocabulary read as the inside of a string: what escape each node of its trie is in, and which character it ends."""
+"""The vocabulary read as the inside of a string: the escape each node of its trie is in, the character it ends."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -16,21 +16,27 @@ PREFIXES = ["", *dict.fromkeys(written[:i] for written in sorted(ESCAPES) for i 
 BROKEN = len(PREFIXES)
 NOTHING = -1
 _ENDLESS = 1 << 30
+_MOST_COMMON = 32
+
+Spans = tuple[tuple[int, int], ...]
+"""Code points, ``low <= c < high``."""
 
 
 @dataclass(slots=True, eq=False)
 class Reading:
     """The trie read as content. escapes: the escape state at each node, BROKEN where it is no content. decoded: the
     alphabet index of the character that ends at a node, or NOTHING. whole: which places in ``trie.ids`` are content;
-    unfinished: those that end inside an escape.
+    unfinished: those that end inside an escape. escape: the state it begins in.
     """
 
     escapes: Ints
     decoded: Ints
     whole: Flags
     unfinished: npt.NDArray[np.intp]
+    escape: int = 0
     bits: Bits | None = None
     counts: tuple[Ints, Ints] | None = None
+    foreigners: dict[Spans, Flags] = field(default_factory=dict)
 
     @classmethod
     def plain(cls, trie: TokenTrie) -> Reading:
@@ -49,12 +55,35 @@ class Reading:
             decoded[begin:end] = meaning[above, char]
         whole = escapes[trie.ends] != BROKEN
         whole[trie.cut] &= escapes[trie.ends[trie.cut]] == 0
-        return cls(escapes, decoded, whole, np.flatnonzero(whole & (escapes[trie.ends] != 0)))
+        return cls(escapes, decoded, whole, np.flatnonzero(whole & (escapes[trie.ends] != 0)), escape)
 
     @property
     def nbytes(self) -> int:
         more = sum(array.nbytes for array in self.counts) if self.counts else 0
         return self.escapes.nbytes + self.decoded.nbytes + self.whole.nbytes + more
+
+    def foreign(self, trie: TokenTrie, common: Spans) -> Flags:
+        """Which places in ``trie.ids`` hold a character, or the beginning of one, that may be in none of some spans."""
+        found = self.foreigners.get(common)
+        if found is None:
+            known = np.zeros(len(trie.alphabet) + 1, np.bool_)
+            known[-1] = True  # nothing decoded
+            for low, high in common:
+                known[slice(*np.searchsorted(trie.alphabet, (low, high)))] = True
+            nodes = ~known[self.decoded]
+            nodes[0] = False
+            for begin, end in zip(trie.levels[1:], trie.levels[2:]):
+                nodes[begin:end] |= nodes[trie.parent[begin:end]]
+            found = nodes[trie.ends]
+            within = np.zeros(len(trie.cut), np.bool_)
+            for low, high in common:
+                within |= (low <= trie.low) & (trie.high < high)
+            found[trie.cut] |= ~within
+            found[self.unfinished] = True
+            self.foreigners[common] = found
+            while len(self.foreigners) > _MOST_COMMON:
+                self.foreigners.pop(next(iter(self.foreigners)), None)
+        return found
 
     def counted(self, trie: TokenTrie) -> tuple[Ints, Ints]:
         """How many characters begin above each node or at it; how many each id takes, _ENDLESS if it is no content."""

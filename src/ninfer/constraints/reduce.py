@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ninfer.constraints.assertions import ANYTHING
-from ninfer.constraints.branches import Branch, Claim, Claims, Finite, Keyed, Listed, Names, Textual, met
+from ninfer.constraints.branches import Branch, Claim, Claims, Finite, Keyed, Listed, Names, Textual, met, place
 from ninfer.constraints.candidates import Candidates
 from ninfer.constraints.denials import absent, denied
-from ninfer.constraints.limits import MAX_INTERSECTIONS, Work
+from ninfer.constraints.limits import MAX_INTERSECTIONS, Work, placed
 from ninfer.constraints.schema import Schema
 from ninfer.constraints.source import Json
 from ninfer.constraints.strings import Automata
@@ -41,8 +41,9 @@ class Reducer:
         found = self._reduced.get(claims)
         if found is None:
             branches = _ANYTHING
-            for claim in claims:
-                branches = self.meet(branches, self.expand(claim))
+            with placed(place(claims), work=False):
+                for claim in claims:
+                    branches = self.meet(branches, self.expand(claim))
             found = self._reduced[claims] = tuple(b for b in branches if not self.vacant(b))
         return found
 

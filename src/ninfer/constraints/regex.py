@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ninfer.constraints.chars import DIGIT, DOT, SPACE, WORD, Ranges, complement, normalise, single, union
-from ninfer.constraints.limits import MAX_REGEX_NESTING, MAX_REPEAT
-from ninfer.errors import InvalidRegex
+from ninfer.constraints.limits import MAX_COPIES, MAX_REGEX_NESTING, MAX_REPEAT
+from ninfer.errors import ConstraintLimit, InvalidRegex
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ _PUNCTUATION = frozenset("^$\\.*+?()[]{}|/-")
 
 
 def parse(pattern: str) -> Pattern:
-    """Parse a pattern. Raises InvalidRegex."""
+    """Parse a pattern. Raises InvalidRegex, or ConstraintLimit for repetitions that multiply."""
     for offset, char in enumerate(pattern):
         if 0xD800 <= ord(char) < 0xE000:
             raise InvalidRegex("a surrogate is not a character", offset=offset)
@@ -77,6 +77,8 @@ class _Parser:
         self.text = text
         self.at = 0
         self.depth = 0
+        self.copies = 1
+        """How often the most repeated part of the present group is written out."""
 
     def peek(self) -> str:
         return self.text[self.at] if self.at < len(self.text) else ""
@@ -112,10 +114,12 @@ class _Parser:
         return parts[0] if len(parts) == 1 else Concat(tuple(parts))
 
     def quantified(self) -> Node:
+        around, self.copies = self.copies, 1
         item = self.atom()
         at = self.at
         bounds = self.quantifier()
         if bounds is None:
+            self.copies = max(self.copies, around)
             return item
         self.take("?")
         if self.peek() and self.peek() in "*+?{":
@@ -125,6 +129,10 @@ class _Parser:
             raise InvalidRegex("the counts are reversed", offset=at)
         if max(low, high or 0) > MAX_REPEAT:
             raise InvalidRegex(f"a count above {MAX_REPEAT}", offset=at)
+        self.copies *= max(1, low if high is None else high)
+        if self.copies > MAX_COPIES:
+            raise ConstraintLimit(f"repetitions multiply to more than {MAX_COPIES} copies", limit="copies", offset=at)
+        self.copies = max(self.copies, around)
         return Repeat(item, low, high)
 
     def quantifier(self) -> tuple[int, int | None] | None:

@@ -16,6 +16,7 @@ from urllib.parse import unquote
 
 from ninfer.constraints import regex
 from ninfer.constraints.formats import FORMATS
+from ninfer.constraints.limits import placed
 from ninfer.constraints.literals import check_number, check_value, key
 from ninfer.constraints.numbers import INT64
 from ninfer.constraints.source import Json, escape
@@ -283,7 +284,8 @@ def _divisor(node: Json) -> int:
 
 def _regex(pattern: str, node: Json, keyword: str) -> None:
     try:
-        regex.parse(pattern)
+        with placed(node.pointer):
+            regex.parse(pattern)
     except InvalidRegex as error:
         raise UnsupportedSchema(f"the pattern, {error.reason}", pointer=node.pointer, keyword=keyword) from error
 

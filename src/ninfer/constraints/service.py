@@ -16,12 +16,9 @@ from ninfer.constraints.pushdown import Pushdown
 from ninfer.constraints.vocab import TokenClasses, TokenIndex
 from ninfer.constraints.xgrammar import CompiledGrammar
 
-_FREE_FORM = frozenset({"grammar", "regex"})
-"""What callers write rule by rule: ambiguous, left-recursive, with broad classes anywhere. XGrammar parses it."""
-
-_WARM_SECONDS = 0.05
+_WARM_SECONDS = 0.11
 _WARM_SECONDS_PER_RULE = 0.0025
-_MOST_WARM_SECONDS = 0.4
+_MOST_WARM_SECONDS = 0.45
 """How long a new language may explore itself before its first answer."""
 
 
@@ -82,7 +79,7 @@ class ConstraintService:
     def _compile(self, plan: LanguagePlan) -> CompiledGrammar | Pushdown:
         grammar, classes = plan.build(), self._index.classes
         language: CompiledGrammar | Pushdown
-        if plan.kind in _FREE_FORM:
+        if grammar.free_form:
             language = self._index.compiler().compile(emit(grammar, classes.reserved))
         else:
             language = Pushdown(grammar, self._index.contents(), classes.stop)

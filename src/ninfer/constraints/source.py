@@ -140,9 +140,12 @@ class _Reader:
         self.at = 0
 
     def error(self, message: str, at: int | None = None) -> InvalidSchema:
-        at = self.at if at is None else at
-        line = self.text.count("\n", 0, at) + 1
-        return InvalidSchema(message, line=line, column=at - self.text.rfind("\n", 0, at))
+        line, column = self.position(self.at if at is None else at)
+        return InvalidSchema(message, line=line, column=column)
+
+    def position(self, at: int) -> tuple[int, int]:
+        """Line and column, from 1."""
+        return self.text.count("\n", 0, at) + 1, at - self.text.rfind("\n", 0, at)
 
     def blank(self) -> str:
         """Skip white space; the next character."""
@@ -167,7 +170,10 @@ class _Reader:
         place = None if top is None else (top.place, top.name if top.kind == "object" else str(len(top.items)))
         if char in ("{", "["):
             if len(stack) >= MAX_SOURCE_DEPTH:
-                raise ConstraintLimit(f"the source is nested deeper than {MAX_SOURCE_DEPTH}", limit="depth")
+                line, column = self.position(offset)
+                raise ConstraintLimit(
+                    f"the source is nested deeper than {MAX_SOURCE_DEPTH}", limit="depth", line=line, column=column
+                )
             self.at += 1
             opened = _Open("object" if char == "{" else "array", place, offset, {}, [])
             if self.blank() == ("}" if char == "{" else "]"):
@@ -188,7 +194,10 @@ class _Reader:
             raise self.error("expected a JSON value")
         self.at = match.end()
         if len(match.group()) > MAX_NUMBER_CHARACTERS:
-            raise ConstraintLimit(f"a number of more than {MAX_NUMBER_CHARACTERS} characters", limit="number")
+            line, column = self.position(offset)
+            raise ConstraintLimit(
+                f"a number of more than {MAX_NUMBER_CHARACTERS} characters", limit="number", line=line, column=column
+            )
         return Json("number", Decimal(match.group()), place, offset, match.group())
 
     def attach(self, stack: list[_Open], node: Json) -> Json | None:

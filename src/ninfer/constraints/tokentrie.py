@@ -15,6 +15,10 @@ Flags = npt.NDArray[np.bool_]
 Bits = npt.NDArray[np.uint32]
 
 
+LONG = 16
+"""Of tokens with more characters there are few, and one walk down the trie would be long for them."""
+
+
 class TokenTrie:
     """Built once from the bytes of every id and which ids are text; immutable. Nodes are numbered level by level, in
     text order; node 0 is the root.
@@ -27,7 +31,10 @@ class TokenTrie:
     in ``ids`` of tokens with a tail; low, high: the code points it may become. parent, char: of each node, ``char`` as
     an index into ``alphabet`` (code points that occur, ascending, with all of ASCII). child: [nodes + 1], where the
     children of each node begin. first, here, last: the tokens below each node, as places in ``ids``, those that end at
-    it before ``here``. levels: where each level begins, and the end.
+    it before ``here``. levels: where each level begins, and the end. lengths: the characters each of ``ids`` takes, an
+    unfinished one included; longest: the most. long: the places of the tokens of more than LONG characters, without
+    tails and backslashes, the longest first; long_nodes: [longest, len(long)], the node of each of their characters;
+    long_counts: how many have so many characters.
     """
 
     def __init__(self, data: Sequence[bytes], is_text: Flags) -> None:
@@ -61,6 +68,10 @@ class TokenTrie:
         self.cut = np.array(list(self.lexicon.tails), np.int32)
         spans = np.array([code_range(tail) for tail in self.lexicon.tails.values()], np.int32).reshape(-1, 2)
         self.low, self.high = spans[:, 0], spans[:, 1]
+        self.lengths = lengths
+        self.lengths[self.cut] += 1
+        self.longest = int(self.lengths.max(initial=0))
+        self._line_up()
         self.here = self.first + np.bincount(self.ends, minlength=len(self.parent)).astype(np.int32)
         self._occurrences: dict[str, Occurrences] = {}
 
@@ -80,6 +91,22 @@ class TokenTrie:
         nodes = np.arange(1, self.levels[-1] + 1, dtype=np.int32)
         self.child = np.append(1, 1 + np.searchsorted(self.parent[1:], nodes)).astype(np.int32)
 
+    def _line_up(self) -> None:
+        """The nodes of every long token, those of the longest first."""
+        plain = np.ones(len(self.ids), np.bool_)
+        plain[self.cut] = False
+        found = np.flatnonzero(plain & (self.lengths > LONG))
+        found = found[["\\" not in self.lexicon.texts[place] for place in found.tolist()]].astype(np.int32)
+        self.long = found[np.argsort(-self.lengths[found], kind="stable")]
+        counts = self.lengths[self.long]
+        self.long_nodes = np.zeros((int(counts.max(initial=0)), len(self.long)), np.int32)
+        nodes = self.ends[self.long]
+        for depth in range(len(self.long_nodes) - 1, -1, -1):
+            there = counts > depth
+            self.long_nodes[depth, there] = nodes[there]
+            nodes[there] = self.parent[nodes[there]]
+        self.long_counts = [int((counts > depth).sum()) for depth in range(len(self.long_nodes))]
+
     @property
     def nbytes(self) -> int:
         """About what it holds, bytes."""
@@ -88,8 +115,13 @@ class TokenTrie:
 
     def bits(self, flags: Flags) -> Bits:
         """A mask from a flag for each of ``ids``."""
+        ids = self.ids[flags]
+        if len(ids) < 4096:
+            bits, few = np.zeros(self.words, np.uint32), ids.astype(np.uint32)
+            np.bitwise_or.at(bits, few >> 5, np.uint32(1) << (few & 31))
+            return bits
         whole = np.zeros(32 * self.words, np.bool_)
-        whole[self.ids[flags]] = True
+        whole[ids] = True
         return np.packbits(whole, bitorder="little").view(np.uint32)
 
     def occurrences(self, char: str) -> Occurrences:

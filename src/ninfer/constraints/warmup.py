@@ -7,29 +7,48 @@ from collections.abc import Iterable
 from time import thread_time
 from typing import TYPE_CHECKING
 
-from ninfer.constraints.content import Content
+from ninfer.constraints.content import Content, State
+from ninfer.constraints.limits import give_way
 
 if TYPE_CHECKING:
     from ninfer.constraints.pushdown import Pushdown
 
-Strings = dict[tuple[Content, frozenset[str]], None]
-"""Kinds of strings, with the characters that may follow them."""
+_STRETCH_SECONDS = 0.001
+
+Inside = tuple[Content, State, frozenset[str]]
+"""A kind of string, where in it, and the characters that may follow it."""
 
 
 def warm(language: Pushdown, seconds: float) -> None:
-    """Look ahead for about so long, of this thread's time."""
-    begin = thread_time()
-    strings = _rules(language, begin + 0.6 * seconds)
-    _insides(strings, begin + 0.8 * seconds)
-    _points(language, begin + seconds)
+    """Look ahead for about so long, of this thread's time: at the parts of rules, at answers, inside their strings, and
+    at answers again."""
+    clock = _Clock()
+    strings = _rules(language, clock, 0.5 * seconds) | _points(language, clock, 0.55 * seconds)
+    _insides(strings, clock, 0.9 * seconds)
+    _points(language, clock, seconds)
 
 
-def _rules(language: Pushdown, deadline: float) -> Strings:
-    """What every part of every rule reads; what is certain to come before what is chosen. Returns the strings met."""
-    strings: Strings = {}
+class _Clock:
+    """This thread's time since the start. Whoever asks lets other threads go on now and then."""
+
+    def __init__(self) -> None:
+        self._begin = self._held = thread_time()
+
+    def before(self, end: float) -> bool:
+        now = thread_time()
+        if now - self._held > _STRETCH_SECONDS:
+            give_way()
+            self._held = now
+        return now - self._begin < end
+
+
+def _rules(language: Pushdown, clock: _Clock, end: float) -> dict[Inside, None]:
+    """What every part of every rule reads; what is certain to come before what is chosen. Returns the beginnings of
+    strings whose rule says what follows them."""
+    strings: dict[Inside, None] = {}
     trie, region = language.index.trie, language.regions.region
     waiting, seen = deque([language.root]), {language.root}
-    while waiting and thread_time() < deadline:
+    while waiting and clock.before(end):
         spread = language.spread_of(waiting.popleft())
         certain = [after for _, after in (*spread.calls, *spread.strings)]
         chosen = [start for start, _ in spread.calls]
@@ -37,8 +56,9 @@ def _rules(language: Pushdown, deadline: float) -> Strings:
             region((reader,), trie.lexicon, "")
             (certain if reader.run else chosen).extend(reader.targets)
         for content, after in spread.strings:
-            if (reader := language.spread_of(after).reader) is not None:
-                strings[content, frozenset(reader.single)] = None
+            reader, begin = language.spread_of(after).reader, content.start()
+            if reader is not None and begin is not None:
+                strings[content, begin, frozenset(reader.single)] = None
                 for char in reader.single:
                     region((reader,), trie.occurrences(char).endings, "")
         for states in certain:
@@ -49,32 +69,31 @@ def _rules(language: Pushdown, deadline: float) -> Strings:
     return strings
 
 
-def _insides(strings: Iterable[tuple[Content, frozenset[str]]], deadline: float) -> None:
-    """The insides of strings, those of their automata near the start first."""
-    waiting = deque((content, follow, state) for content, follow in strings if (state := content.start()))
-    seen = set(waiting)
-    while waiting and thread_time() < deadline:
-        content, follow, state = waiting.popleft()
+def _insides(strings: Iterable[Inside], clock: _Clock, end: float) -> None:
+    """The insides of strings, outwards from where they were seen."""
+    waiting, seen = deque(strings), set(strings)
+    while waiting and clock.before(end):
+        content, state, follow = waiting.popleft()
         content.inside(state, follow)
-        for after in content.after(state):
-            if (content, follow, after) not in seen:
-                seen.add((content, follow, after))
-                waiting.append((content, follow, after))
+        more = dict.fromkeys((content, after, follow) for after in content.after(state))
+        waiting.extend(inside for inside in more if inside not in seen)
+        seen.update(more)
 
 
-def _points(language: Pushdown, deadline: float) -> None:
-    """Where answers are likely to go."""
+def _points(language: Pushdown, clock: _Clock, end: float) -> dict[Inside, None]:
+    """Where answers are likely to go. Returns where in strings they came."""
+    strings: dict[Inside, None] = {}
     lexicon = language.index.trie.lexicon
     waiting, seen = deque([language.start]), {language.start}
-    while waiting and thread_time() < deadline:
+    while waiting and clock.before(end):
         point = waiting.popleft()
-        language.mask(point, b"")
+        strings.update(dict.fromkeys(language.mask(point, b"").inside))
         following = [language.behind(states, below) for _, _, states, below in point.strings]
         if not point.strings:
-            texts = [lexicon.texts[place] for place in sorted(set(language.regions.texts(point.plain, lexicon)))]
-            longest = [a for a, b in zip(texts, [*texts[1:], ""]) if not b.startswith(a)]
-            following += [found for text in longest if (found := language.follow(point, text))]
+            texts = {lexicon.texts[place] for place in language.regions.texts(point.plain, lexicon)}
+            following += [found for text in sorted(texts) if (found := language.follow(point, text))]
             tokens = [token for reader, _ in point.plain for token in reader.tokens]
             following += [found for token in tokens if (found := language.take(point, token))]
         waiting.extend(found for found in dict.fromkeys(following) if found not in seen)
         seen.update(following)
+    return strings

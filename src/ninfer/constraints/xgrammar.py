@@ -26,13 +26,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ninfer.errors import InvariantError
+from ninfer.constraints.limits import MAX_MASK_SECONDS
+from ninfer.errors import ConstraintLimit, InvariantError
 
 VERSION = "0.2.9"
 
 _NAMESPACE = "xgrammar.tvm_ffi_binding"
 _CLASSES = ("CompiledGrammar", "Grammar", "GrammarCompiler", "GrammarMatcher", "TokenizerInfo")
 _FEW_ALIKE = 4
+_LONGEST_PERIOD = 3
+_REPETITIONS = (8, 16, 32)
 _RAW = 0
 """Vocabulary type: a token is its bytes."""
 _LOCATION = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
@@ -76,20 +79,31 @@ class CompiledGrammar:
 
     def warm(self, seconds: float) -> None:
         """Build masks for about so long, of this thread's time: behind texts that grow by one character, but not
-        beyond one whose mask was seen before."""
-        deadline = thread_time() + seconds
+        beyond one whose mask was seen before.
+
+        Raises ConstraintLimit for a language so ambiguous that masks take too long, which shows where text repeats.
+        """
+        begin = thread_time()
         words = np.zeros((self._size + 31) // 32, np.uint32)
-        waiting, seen = deque([b""]), set()
-        while waiting and thread_time() < deadline:
+        waiting, reached = deque([b""]), dict[bytes, bytes]()
+        while waiting and thread_time() - begin < seconds:
             text = waiting.popleft()
             parser = self.parser()
             if text:
                 parser.accept_bytes(text)
-            parser.fill(words)
-            mask = words.tobytes()
-            if mask not in seen:
-                seen.add(mask)
+            _timed_fill(parser, words)
+            if reached.setdefault(words.tobytes(), text) is text:
                 waiting.extend(text + char for char in _next_characters(parser))
+        for text in reached.values():
+            for period in range(1, min(len(text), _LONGEST_PERIOD) + 1):
+                if thread_time() - begin > 2 * seconds:
+                    return
+                parser, repeated = self.parser(), text[-period:]
+                parser.accept_bytes(text)
+                for times in _REPETITIONS:
+                    if not all(parser.accept_bytes(repeated) for _ in range(times)):
+                        break
+                    _timed_fill(parser, words)
 
     def parser(self) -> Parser:
         """A parser at the start of the language."""
@@ -131,6 +145,18 @@ class Parser:
 
 _ALIKE = (string.ascii_lowercase, string.ascii_uppercase, string.digits)
 _SINGLE = (*string.punctuation, *string.whitespace, "é", "中")
+
+
+def _timed_fill(parser: Parser, words: npt.NDArray[np.uint32]) -> None:
+    """Build a mask. Raises ConstraintLimit when it takes long although its states have been seen."""
+    for _ in range(2):
+        begin = thread_time()
+        parser.fill(words)
+        if thread_time() - begin <= MAX_MASK_SECONDS:
+            return
+    raise ConstraintLimit(
+        f"so ambiguous a grammar that finding the next tokens takes more than {MAX_MASK_SECONDS} s", limit="ambiguity"
+    )
 
 
 def _next_characters(parser: Parser) -> Iterator[bytes]:

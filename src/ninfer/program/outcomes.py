@@ -3,13 +3,19 @@ history. Assignments only; whatever could fail has happened before."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
 from ninfer.context import CheckpointKind, ShortlistKey
-from ninfer.contract import Handle
+from ninfer.contract import Handle, PreparedRequest, Resume
+from ninfer.identity import digest_chain
 from ninfer.program.history import Checkpoint, History, resident_identity, shortlist_key
 from ninfer.program.incoming import Incoming
 from ninfer.program.layout import PoolKind
 from ninfer.program.licensing import checkpoint_tokens
-from ninfer.program.sequence import SequenceRecord, new_record
+from ninfer.program.sequence import Phase, SequenceRecord, new_record
 from ninfer.program.store import Store
 from ninfer.program.stores.images import ActiveStateBinding
 from ninfer.program.taking import Taken
@@ -110,6 +116,30 @@ def become_history(store: Store, record: SequenceRecord, endpoint: bool) -> Hand
     for kind, space in record.spaces.items():
         store.kv[kind].deactivate(space, checkpoint_tokens(kind, frontier))
     return store.histories.insert("continuation", History(resident_identity(record, frontier), record.spaces, kept))
+
+
+def resumable(record: SequenceRecord) -> PreparedRequest:
+    """How a row that has not ended is admitted again: a prompt that is not finished as it was, else everything that has
+    been executed as the prompt, and the anchor behind it."""
+    request = record.request
+    if record.phase is Phase.PREFILL:
+        return request
+    frontier = record.length - 1
+    identity = resident_identity(record, frontier)
+    prompt = request.resume.prompt if request.resume is not None else record.prompt
+    return replace(
+        request,
+        identity=identity,
+        digest=digest_chain(identity, request.digest),
+        effective_output=record.room + 1,
+        resume=Resume(int(record.ledger[frontier]), prompt),
+    )
+
+
+def generated(request: PreparedRequest) -> npt.NDArray[np.int32]:
+    """Tokens that a request had generated and executed when it was paused."""
+    resume, tokens = request.resume, request.identity.tokens
+    return tokens[len(tokens) if resume is None else resume.prompt :]
 
 
 def vanish(store: Store, record: SequenceRecord) -> None:

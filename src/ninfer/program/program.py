@@ -21,6 +21,7 @@ from ninfer.context import (
     CheckpointRef,
     Infeasible,
     OwnerSummary,
+    PauseResult,
     ResourcePlan,
     ResourceResult,
     StartStatus,
@@ -50,7 +51,7 @@ from ninfer.program.incoming import Incoming, capture, inspect, materialization
 from ninfer.program.layout import PoolKind
 from ninfer.program.licensing import unit_touch
 from ninfer.program.memory import Shape
-from ninfer.program.outcomes import become_history, settle, vanish
+from ninfer.program.outcomes import become_history, resumable, settle, vanish
 from ninfer.program.planning import Session
 from ninfer.program.sequence import Phase, SequenceRecord, prefill_end
 from ninfer.program.store import Store
@@ -79,7 +80,7 @@ class Program:
         self.components = components
         self.report = report
         self.store = store
-        self._transactions = Transactions(store, units.clear_counts)
+        self._transactions = Transactions(store, units.reset_counts)
         self._units = units
         self._traffic = traffic
         self._sequences = store.sequences
@@ -158,6 +159,18 @@ class Program:
         self._sequences.remove(sequence)
         return TerminalResult(None if owner is None else self.summary(owner), self.resource_revision)
 
+    def pause(self, sequence: SequenceHandle, *, snapshot: bool) -> PauseResult:
+        record = self._ending(sequence)
+        if record.phase is Phase.ENDED:
+            raise InvariantError(f"{sequence} has ended")
+        request, stopped = resumable(record), record.frontier
+        self.store.revision += 1
+        owner = become_history(self.store, record, snapshot)
+        self._sequences.remove(sequence)
+        retained = None if owner is None else self.summary(owner)
+        point = retained is not None and any(c.key.frontier == stopped for c in retained.checkpoints)
+        return PauseResult(request, retained, point, self.resource_revision)
+
     def discard(self, sequence: SequenceHandle) -> TerminalResult:
         record = self._ending(sequence)
         self.store.revision += 1
@@ -194,11 +207,13 @@ class Program:
             raise InvariantError(f"{sequence}: no prefill unit of {chunk} tokens (1..{self.shape.chunk}) at {begin}")
         positions = record.request.identity.positions[:, begin:end]
         self._join(record, int(record.ledger[begin]))
-        known = record.ledger[begin : min(end + 1, record.prompt)]
+        known = record.ledger[begin : min(end + 1, record.length)]
         frame = self._wide_frame(record, known, positions, self._units.columns(end - begin))
         with self._launching((record,)):
             self._units.prefill(frame, end - begin)
         self._advance(record, end)
+        if record.frontier == record.prompt < record.length:
+            record.phase = Phase.DECODE
         self._traffic.prefill_tokens += end - begin
 
     def finalize_prefill(self, sequences: Sequence[SequenceHandle], masks: MaskProvider | None) -> PendingBatch:
@@ -219,6 +234,8 @@ class Program:
                 raise InvariantError(f"{sequence} has no anchor to execute or no output left to decide")
             if not 0 <= licence.drafts < max(record.room, 1) or licence.drafts > self.shape.window:
                 raise InvariantError(f"{sequence}: {licence} exceeds its output or a round of {self.shape.window}")
+        for record in records:
+            self._join(record, int(record.ledger[record.frontier]))
         drafts = tuple([record.drafts[: licence.drafts] for record, licence in zip(records, licences)])
         return self._decide("decode", sequences, records, drafts, masks)
 
@@ -233,7 +250,7 @@ class Program:
             raise InvariantError(f"forced tokens {tokens} leave the vocabulary of {self.shape.vocabulary}")
         anchor = record.ledger[record.frontier : record.length].tolist()
         columns = len(anchor) + len(tokens) - 1
-        self._join(record, tokens[0])
+        self._join(record, (*anchor, *tokens)[0])
         if columns:
             indices = record.request.identity.rope_delta + record.frontier + np.arange(columns, dtype=np.int32)
             frame = self._wide_frame(record, [*anchor, *tokens], np.broadcast_to(indices, (3, columns)), columns)

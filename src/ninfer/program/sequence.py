@@ -82,7 +82,11 @@ def new_record(
     """A sequence whose ledger is the prompt, of which ``frontier`` tokens are executed. slots: read and written."""
     prompt, s = request.identity.tokens, request.sampling
     ledger = np.zeros(len(prompt) + request.effective_output, np.int32)
-    ledger[: len(prompt)] = prompt
+    length = len(prompt)
+    ledger[:length] = prompt
+    if request.resume is not None:
+        ledger[length] = request.resume.anchor
+        length += 1
     return SequenceRecord(
         request=request,
         lane=lane,
@@ -96,8 +100,9 @@ def new_record(
         real=(s.temperature, s.top_p, s.min_p, s.presence_penalty, s.frequency_penalty),
         whole=(s.top_k, s.logprobs, 0, lane),
         seed=(s.seed & 0xFFFFFFFF, s.seed >> 32),
-        length=len(prompt),
+        length=length,
         frontier=frontier,
+        phase=Phase.DECODE if frontier < length and frontier == len(prompt) else Phase.PREFILL,
     )
 
 

@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from ninfer.context import (
     AdoptionTicket,
     OwnerOutcome,
@@ -23,7 +26,7 @@ from ninfer.context import (
 from ninfer.contract import Handle
 from ninfer.errors import DeviceError, InvariantError
 from ninfer.program.layout import PoolKind
-from ninfer.program.outcomes import become_checkpoint, become_row
+from ninfer.program.outcomes import become_checkpoint, become_row, generated
 from ninfer.program.planning import SealedPlan
 from ninfer.program.store import Store
 from ninfer.program.stores.blocks import Demotion
@@ -50,12 +53,12 @@ class Running:
 
 
 class Transactions:
-    """The one transition that may be open. Planning leaves its newest plan in ``sealed``. ``clear(lane)`` forgets what
-    the lane's last row generated."""
+    """The one transition that may be open. Planning leaves its newest plan in ``sealed``. ``reset(lane, tokens)``
+    says what the request that takes the lane has generated so far."""
 
-    def __init__(self, store: Store, clear: Callable[[int], None]) -> None:
+    def __init__(self, store: Store, reset: Callable[[int, npt.NDArray[np.int32]], None]) -> None:
         self.store = store
-        self._clear = clear
+        self._reset = reset
         self.open: Running | None = None
         self._sealed: SealedPlan | None = None
 
@@ -94,8 +97,8 @@ class Transactions:
                 self._demoted(run)
                 run.phase = Phase.TAKING
                 take(self.store, run.sealed, run.taken)
-                if run.sealed.plan.lane is not None:
-                    self._clear(run.sealed.plan.lane)
+                if run.sealed.incoming.request is not None and run.sealed.plan.lane is not None:
+                    self._reset(run.sealed.plan.lane, generated(run.sealed.incoming.request))
             if run.phase is Phase.TAKING and (not run.taken.copying or transfers.done()):
                 run.phase = Phase.READY
         if run.phase is Phase.FAILED:

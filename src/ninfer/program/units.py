@@ -138,12 +138,12 @@ class Units:
         """Run ``B`` anchors and the drafts behind them, and leave their logits."""
         self._upload(frame)
         self._carry(frame, B)
-        self._launch(self._forward[B - 1])
         self._launched_ns = time.perf_counter_ns()
-        if self._results_ns and B == self._rows:
+        if self._results_ns and self._rows == B:
             self.counters["decode_gaps"] += 1
             self.counters["decode_gap_ns"] += self._launched_ns - self._results_ns
         self._rows = B
+        self._launch(self._forward[B - 1])
 
     def recall(self, frame: InputFrame, B: int) -> None:
         """Leave the logits of ``B`` rows' stored hidden."""
@@ -205,8 +205,16 @@ class Units:
             self._submit_fold(B, width)
         frame.event.record()
 
-    def clear_counts(self, lane: int) -> None:
-        self.device.zero(self.memory.counts.slice(lane, lane + 1))
+    def reset_counts(self, lane: int, tokens: npt.NDArray[np.int32]) -> None:
+        """What a lane's request has generated so far; none, unless it is resumed."""
+        counts = self.memory.counts.slice(lane, lane + 1)
+        if not len(tokens):
+            self.device.zero(counts)
+            return
+        so_far = self.device.host(counts.shape, "i32")
+        so_far[0] = np.bincount(tokens, minlength=counts.shape[1])
+        self.device.upload(counts, so_far)
+        self.drain()
 
     def drain(self) -> None:
         """Wait for everything submitted."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -29,7 +30,8 @@ class PlanningFault(Exception):
 
 
 class Admission:
-    """Takes requests from the queue into lanes."""
+    """Takes requests from the queue into lanes. ``relieve`` may make room for a blocked head by pausing others, and
+    says whether it did."""
 
     def __init__(
         self,
@@ -39,7 +41,9 @@ class Admission:
         requests: Requests,
         outbox: Outbox,
         metrics: Metrics,
+        relieve: Callable[[RequestRecord], bool],
     ) -> None:
+        self._relieve = relieve
         self._program = program
         self._resources = resources
         self._scheduler = scheduler
@@ -95,7 +99,7 @@ class Admission:
                 raise InvariantError(f"an idle engine has no room for a request that fits it: {lacking}")
             if lacking is not None:
                 self._scheduler.on_refused(record.id)
-                if attempt.past is None:
+                if attempt.past is None and not self._relieve(record):
                     self._protect(record)
         except PlanningFault:
             self._scheduler.withdraw(record.id)
@@ -109,10 +113,10 @@ class Admission:
         if attempt.past is not None:
             head, donors = self._requests[attempt.past.request], attempt.past.donors
             rows = self._sequences(donors)
-            if not self._pure(record, lambda: self._resources.prove_backfill(head.request, rows, record.request)):
+            if not self._pure(record, lambda: self._resources.prove_backfill(head.entering, rows, record.entering)):
                 return ()
         for _ in range(2):  # a plan that goes stale before it starts is made again, once
-            planned = self._pure(record, lambda: self._resources.plan(record.request, lane))
+            planned = self._pure(record, lambda: self._resources.plan(record.entering, lane))
             if not isinstance(planned, Planned):
                 return planned
             outcome = self._resources.start(planned)
@@ -133,7 +137,7 @@ class Admission:
         for count in range(1, len(rows) + 1):
             donors = [row.id for row in rows[:count]]
             sequences = self._sequences(set(donors))
-            if self._pure(head, lambda: self._resources.prove_backfill(head.request, sequences, None)):  # noqa: B023
+            if self._pure(head, lambda: self._resources.prove_backfill(head.entering, sequences, None)):  # noqa: B023
                 self._scheduler.protect(head.id, donors)
                 return
 
@@ -178,10 +182,14 @@ class Admission:
 
     def _activate(self, record: RequestRecord, adoption: Adoption, now: float) -> None:
         self._faults = 0
-        record.state = RequestState.PREFILL
-        record.lane, record.sequence = adoption.lane, adoption.sequence
-        record.cached_tokens, record.captures, record.admitted = adoption.reused_tokens, adoption.captures, now
+        record.state, record.progressed = RequestState.PREFILL, False
+        record.lane, record.sequence, record.captures = adoption.lane, adoption.sequence, adoption.captures
         self._requests.activate(record)
+        if record.resumed is not None:
+            if record.resumed.resume is not None and not self._program.prefill_remaining(adoption.sequence):
+                record.state = record.ready
+            return
+        record.cached_tokens, record.admitted, record.queue_deadline = adoption.reused_tokens, now, math.inf
         prompt = len(record.request.identity.tokens)
         self._metrics.prompt_tokens += prompt
         self._metrics.cached_tokens += adoption.reused_tokens

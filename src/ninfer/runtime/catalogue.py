@@ -23,7 +23,8 @@ class Entry:
     """One retained owner.
 
     session: the key it was published under, or None. order: publication order of the request that left it. used: the
-    catalogue's clock when it was last hit or published. hits: of each checkpoint.
+    catalogue's clock when it was last hit or published. hits: of each checkpoint. hold: the paused request that alone
+    may go on from it, or None; such an entry is not published, so nobody finds it and it takes no place.
     """
 
     owner: Handle
@@ -33,6 +34,7 @@ class Entry:
     session: str | None = None
     checkpoints: dict[int, CheckpointSummary] = field(default_factory=dict)
     hits: dict[int, int] = field(default_factory=dict)
+    hold: int | None = None
 
     @property
     def private(self) -> bool:
@@ -76,30 +78,37 @@ class Catalogue:
     def add(self, entry: Entry, summary: OwnerSummary) -> None:
         """Publish an owner with what Program says it holds."""
         kind = entry.owner.kind
-        if entry.owner in self._entries or self._count[kind] >= self.capacity[kind]:
+        if entry.owner in self._entries or (entry.hold is None and self._count[kind] >= self.capacity[kind]):
             raise InvariantError(f"no room in the catalogue for {entry.owner}")
         self._entries[entry.owner] = entry
-        self._count[kind] += 1
+        self._count[kind] += entry.hold is None
         self.refresh(entry, summary)
 
     def refresh(self, entry: Entry, summary: OwnerSummary) -> None:
         """Take over which checkpoints an owner has and where they are."""
         now = {checkpoint.ref.checkpoint: checkpoint for checkpoint in summary.checkpoints}
         for gone in entry.checkpoints.keys() - now.keys():
-            self.index.remove(CheckpointRef(entry.owner, gone))
             entry.hits.pop(gone, None)
+            if entry.hold is None:
+                self.index.remove(CheckpointRef(entry.owner, gone))
         for number in now.keys() - entry.checkpoints.keys():
-            self.index.add(now[number].key, CheckpointRef(entry.owner, number))
+            if entry.hold is None:
+                self.index.add(now[number].key, CheckpointRef(entry.owner, number))
         entry.checkpoints = now
 
     def remove(self, owner: Handle) -> Entry:
         """Forget an owner that Program has released or turned into an active sequence."""
         entry = self.get(owner)
-        for number in entry.checkpoints:
-            self.index.remove(CheckpointRef(owner, number))
+        if entry.hold is None:
+            for number in entry.checkpoints:
+                self.index.remove(CheckpointRef(owner, number))
         del self._entries[owner]
-        self._count[owner.kind] -= 1
+        self._count[owner.kind] -= entry.hold is None
         return entry
+
+    def hold_of(self, request: int) -> Entry | None:
+        """What a paused request left, as far as it is still there."""
+        return next((entry for entry in self if entry.hold == request), None)
 
     def hit(self, ref: CheckpointRef) -> None:
         """A request starts from the checkpoint."""
@@ -112,7 +121,10 @@ class Catalogue:
         return self.clock - entry.used
 
     def weight(self, entry: Entry, *, superseded: bool = False) -> int:
-        """What the entry is worth now, in 1/256. superseded: it no longer matches the history it belongs to."""
+        """What the entry is worth now, in 1/256. superseded: it no longer matches the history it belongs to. What a
+        paused request left does not fade."""
+        if entry.hold is not None:
+            return weight(entry.retention, 0, self.window)
         return weight(Retention.DISPOSABLE if superseded else entry.retention, self.age(entry), self.window)
 
     def clear(self) -> None:

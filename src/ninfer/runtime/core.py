@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ninfer.contract import ProgramPort, RequestId
-from ninfer.errors import EngineClosed, EngineFailed, NinferError, Overloaded
+from ninfer.errors import EngineClosed, EngineFailed, InvalidRequest, NinferError, Overloaded, StaleHandle
 from ninfer.runtime.costs import CostModel
 from ninfer.runtime.metrics import EngineStats
 from ninfer.runtime.record import RequestRecord
@@ -150,7 +150,10 @@ class EngineCore:
                 self._worker.admission.accept(self._arrivals.popleft())
             while self._questions and not self._worker.resources.open:
                 question, answer = self._questions.popleft()
-                answer.set_result(question(self._worker))
+                try:
+                    answer.set_result(question(self._worker))
+                except (InvalidRequest, StaleHandle) as refusal:
+                    answer.set_exception(refusal)
             busy = self._worker.boundary()
             return busy or (bool(self._questions) and not self._worker.resources.open)
         except BaseException as error:

@@ -28,6 +28,8 @@ class RequestState(enum.Enum):
     """Inside its prompt, standing still while a checkpoint of it is made."""
     DECODE_READY = "decode_ready"
     CONTROL_READY = "control_ready"
+    PAUSED = "paused"
+    """Off its lane until somebody resumes it."""
     TERMINAL_PENDING = "terminal_pending"
     FINISHED = "finished"
 
@@ -82,6 +84,12 @@ class RequestRecord:
     speculation: SpeculationStats | None = None
     verified: tuple[int, int] = (0, 0)
     """Drafts verified, and kept, in the round that ``accepted`` is of."""
+    resumed: PreparedRequest | None = None
+    """What is admitted instead of the request once it has been paused."""
+    pauses: int = 0
+    """How often it had to make room for an older request."""
+    progressed: bool = False
+    """Something was committed since it got its lane."""
     previewed: bool = False
     """The session holds a preview that is neither committed nor discarded."""
     ending: Ending | None = None
@@ -93,6 +101,16 @@ class RequestRecord:
     @property
     def id(self) -> int:
         return self.request.id
+
+    @property
+    def entering(self) -> PreparedRequest:
+        """What admission is asked for."""
+        return self.resumed or self.request
+
+    @property
+    def ready(self) -> RequestState:
+        """What the row does next once its prompt has been read and its first token decided."""
+        return RequestState.CONTROL_READY if self.session.control else RequestState.DECODE_READY
 
     @property
     def left(self) -> int:

@@ -67,6 +67,8 @@ class ResourceManager:
         self.sessions = SessionIndex()
         self._choose = Chooser(program, self.catalogue, self.sessions, settings, costs, budget, clock)
         self.reuse = Reuse()
+        self._paused: set[int] = set()
+        self._ended_paused: set[int] = set()
         self.lane_version = 0
         self.transaction_version = 0
 
@@ -95,6 +97,8 @@ class ResourceManager:
 
     def leave(self, request: PreparedRequest) -> None:
         """A request has ended."""
+        if request.id in self._paused:
+            self._ended_paused.add(request.id)
         if request.session is not None:
             self.sessions.leave(request.session)
 
@@ -205,13 +209,44 @@ class ResourceManager:
         if older is not None:
             older.session, older.retention = None, Retention.RECENT_PRIVATE
 
+    # -- pauses ----------------------------------------------------------------------------------------------------
+
+    def pause(self, index: int, snapshot: bool) -> tuple[PreparedRequest, bool]:
+        """Take a row off its lane: what to admit in its place, and whether it can go on from where it stood. Requires
+        that no transaction is open."""
+        lane = self._lanes[index]
+        if self._open is not None or lane.state is not LaneState.ACTIVE or lane.sequence is None:
+            raise InvariantError(f"lane {index} cannot be paused")
+        result = self._program.pause(lane.sequence, snapshot=snapshot)
+        self._lanes[index] = Lane()
+        self.lane_version += 1
+        self._paused.add(result.request.id)
+        if result.retained is not None:
+            owner, ticket = result.retained.owner, result.request.ticket
+            entry = Entry(owner, Retention.SHARED_STABLE, ticket, self.catalogue.clock, hold=result.request.id)
+            self.catalogue.add(entry, result.retained)
+        return result.request, result.point
+
+    def drop_holds(self) -> None:
+        """Release what paused requests left that have ended since. Requires that no transaction is open."""
+        for request in tuple(self._ended_paused):
+            self._release_hold(request)
+        self._ended_paused.clear()
+
+    def _release_hold(self, request: int) -> None:
+        self._paused.discard(request)
+        entry = self.catalogue.hold_of(request)
+        if entry is not None:
+            self._program.release_inactive(entry.owner)
+            self._forget(entry.owner, None)
+
     # -- all of it -------------------------------------------------------------------------------------------------
 
     def release_all(self) -> int:
         """Delete everything that is retained; returns how many entries. Requires that no transaction is open."""
         if self._open is not None:
             raise InvariantError("a resource transaction is open")
-        owners = [entry.owner for entry in self.catalogue]
+        owners = [entry.owner for entry in self.catalogue if entry.hold is None]
         for owner in owners:
             self._program.release_inactive(owner)
             self._forget(owner, "cleared")
@@ -224,6 +259,8 @@ class ResourceManager:
         self._open = None
         self.catalogue.clear()
         self.sessions.clear()
+        self._paused.clear()
+        self._ended_paused.clear()
 
     # -- adoption --------------------------------------------------------------------------------------------------
 
@@ -260,11 +297,12 @@ class ResourceManager:
         lane = self._lanes[index]
         lane.state, lane.sequence, lane.reused = LaneState.ACTIVE, sequence, result.reused_tokens
         self.catalogue.clock += 1
-        moved = result.source == "consumed"
+        moved, resuming = result.source == "consumed", request.id in self._paused
         if source.ref is not None:
             entry = self.catalogue.get(source.ref.owner)
-            self.reuse.hit(entry.checkpoints[source.ref.checkpoint].kind, result.reused_tokens)
-            self.catalogue.hit(source.ref)
+            if not resuming:
+                self.reuse.hit(entry.checkpoints[source.ref.checkpoint].kind, result.reused_tokens)
+                self.catalogue.hit(source.ref)
             if moved:
                 lane.private = {
                     q: (c.key.frontier, c.kind)
@@ -272,12 +310,14 @@ class ResourceManager:
                     if c.key.frontier < result.reused_tokens
                 }
                 self._forget(entry.owner, None)
-        else:
+        elif not resuming:
             self.reuse.misses[self._why_missed(request, planned)] += 1
         self.reuse.planned(planned.diagnostics)
         self._closed()
         captures: tuple[PlannedCapture, ...] = ()
-        if lane.publishes:
+        if resuming:
+            self._release_hold(request.id)
+        elif lane.publishes:
             room = self._shared_places() > 0
             captures = plan_captures(
                 request, lane.reused, self.catalogue.index, self._demand, self._settings, room=room, moved=moved

@@ -82,6 +82,14 @@ class Scheduler:
         self.waiting.append(request)
         self.queue_version += 1
 
+    def requeue(self, request: int) -> None:
+        """Put a paused request back to where its number belongs."""
+        place = next((i for i, other in enumerate(self.waiting) if other > request), len(self.waiting))
+        self.waiting.insert(place, request)
+        self.queue_version += 1
+        if place == 0:
+            self.protected = None
+
     def withdraw(self, request: int) -> None:
         """Take a request out of the queue: it was admitted, cancelled or timed out."""
         self.waiting.remove(request)

@@ -32,8 +32,11 @@ def find_sources(
     root = program.inspect(None, request, False)
     if root is None:
         raise InvariantError("the root does not match a prompt")
+    hold = catalogue.hold_of(request.id)
+    own = [CheckpointRef(hold.owner, q) for q in sorted(hold.checkpoints, reverse=True)] if hold is not None else []
+    held = [candidate for ref in own if (candidate := program.inspect(ref, request, True)) is not None]
     if request.participation == "disabled":
-        return Sources((root,))
+        return Sources((*held, root))
     listed = catalogue.index.shortlist(request.identity, request.digest)
     found = [
         candidate
@@ -41,7 +44,7 @@ def find_sources(
         for consume in _dispositions(catalogue.get(ref.owner), ref, request)
         if (candidate := program.inspect(ref, request, consume)) is not None
     ]
-    return Sources((*found, root), len(listed))
+    return Sources((*held, *found, root), len(listed))
 
 
 def ask(

@@ -13,7 +13,7 @@ from ninfer.errors import EngineFailed
 from ninfer.runtime.metrics import Metrics
 from ninfer.runtime.outbox import Outbox
 from ninfer.runtime.output import check_membership, discard_row, licence, preview_row
-from ninfer.runtime.record import RequestRecord, RequestState
+from ninfer.runtime.record import RequestRecord
 from ninfer.runtime.requests import Requests, aborted
 from ninfer.runtime.scheduler import Scheduler
 
@@ -23,13 +23,15 @@ log = logging.getLogger("ninfer")
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What the worker is told at start. prefill_chunk: tokens of a unit. drafts: most a round may verify of a row.
-    overlap: the device works beside the host, so publication waits for the next launch."""
+    overlap: the device works beside the host, so publication waits for the next launch. pressure: an older request may
+    make younger ones pause."""
 
     lanes: int
     prefill_chunk: int
     concurrent_prefill: bool = False
     drafts: int = 0
     overlap: bool = False
+    pressure: bool = False
 
 
 class Units:
@@ -60,7 +62,7 @@ class Units:
     def prefill(self, row: RequestRecord) -> None:
         """One chunk, as far as the row's next checkpoint; after the last one the row's first token, or the forced
         tokens that must precede it."""
-        sequence, prompt = sequence_of(row), len(row.request.identity.tokens)
+        sequence, prompt = sequence_of(row), len(row.entering.identity.tokens)
         self._metrics.prefill_units += 1
         position = prompt - self._program.prefill_remaining(sequence)
         if row.captures and row.captures[0].frontier == position and self._capture(row, position):
@@ -75,8 +77,8 @@ class Units:
         standing = bool(row.captures) and row.captures[0].frontier == position and self._capture(row, position)
         done = position == prompt and not standing
         self._scheduler.on_prefill_unit(done)
-        if done and row.session.control:
-            self._go_on(row)
+        if done and (row.session.control or row.entering.resume is not None):
+            row.state = row.ready
         elif done:
             masks = batch_masks((row.session.matcher,))
             self._finish(self._program.finalize_prefill((sequence,), masks), (row,))
@@ -130,7 +132,7 @@ class Units:
                 self._requests.end(row, aborted(error), now)
                 continue
             self._outbox.publish(row.response, events)
-            self._go_on(row)
+            row.state, row.progressed = row.ready, True
 
     def _abort(self, batch: PendingBatch, rows: Sequence[RequestRecord], error: Exception) -> None:
         log.error("a batch was aborted", exc_info=error)
@@ -141,10 +143,6 @@ class Units:
         now = self._clock()
         for row in rows:
             self._requests.end(row, aborted(error), now)
-
-    def _go_on(self, row: RequestRecord) -> None:
-        """Give a row with no unit in flight the state its session asks for."""
-        row.state = RequestState.CONTROL_READY if row.session.control else RequestState.DECODE_READY
 
 
 def sequence_of(row: RequestRecord) -> SequenceHandle:

@@ -19,6 +19,7 @@ from ninfer.runtime.costs import CostModel
 from ninfer.runtime.metrics import Metrics
 from ninfer.runtime.outbox import Outbox
 from ninfer.runtime.output import discard_row
+from ninfer.runtime.pausing import Pausing
 from ninfer.runtime.record import RequestRecord
 from ninfer.runtime.requests import Requests
 from ninfer.runtime.resources import ResourceManager
@@ -51,7 +52,10 @@ class Worker:
         self._outbox = Outbox(limits.overlap)
         parts = (program, self.resources)
         self.requests = Requests(*parts, self._outbox, self.metrics, self.scheduler.on_ended)
-        self.admission = Admission(*parts, self.scheduler, self.requests, self._outbox, self.metrics)
+        self.pausing = Pausing(self.requests, self.resources, self.scheduler, limits.pressure)
+        self.admission = Admission(
+            *parts, self.scheduler, self.requests, self._outbox, self.metrics, self.pausing.relieve
+        )
         self._units = Units(
             program, limits, self.requests, self.scheduler, self._outbox, self.metrics, clock, self._capture
         )
@@ -70,6 +74,9 @@ class Worker:
             self.admission.advance(now)
         self.requests.settle_terminal(now)
         self.requests.stop_active(now)
+        self.requests.end_paused(now)
+        if not self.resources.open:
+            self.resources.drop_holds()
         if self.scheduler.waiting and not self.resources.open:
             self.admission.attempt(now)
         unit = self.scheduler.choose(self.active)
