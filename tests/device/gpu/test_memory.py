@@ -131,7 +131,7 @@ CpuDevice().close()
 
 
 ENGINE_FAULT = """
-import numpy as np
+import time
 import pytest
 import ninfer
 from device import prebuilt
@@ -142,6 +142,8 @@ engine = ninfer.Engine(model, device="cuda:0", max_context=512, progress=False)
 want = engine.generate("Hello!", max_tokens=8, sampling=greedy).token_ids
 device = engine._core._worker._program._units.device
 handle = engine.submit("Hello!", max_tokens=400, ignore_eos=True)
+while not handle.text:  # it decodes
+    time.sleep(0.001)
 device.launch(device.function("sweep", "sweep"), 1, 512, pack(0x10, 0x10, 64, 1))
 with pytest.raises(ninfer.EngineFailed) as caught:
     handle.result(timeout=30)
