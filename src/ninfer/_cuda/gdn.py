@@ -44,7 +44,8 @@ class DeltaNet:
             raise InvariantError(f"scratch of {room.nbytes} bytes")
         words = _words(out, inputs, state, record, None, rows, shape, eps, room, tickets)
         if rows.W <= FEW:
-            shared = 4 * ((FEATURES + 2 * _WARPS) * FEATURES + rows.W * (2 * FEATURES + 3 * shape.dv + 2))
+            parts = _WARPS * (4 if rows.W > 1 else 2)  # what warps exchange: a column's and the next one's
+            shared = 4 * ((FEATURES + parts) * FEATURES + rows.W * (2 * FEATURES + 3 * shape.dv + 2))
             self._launch("gdn", f"gdn_few{_odd(shape)}", (shape.nv, rows.B), 256, words, shared)
             return
         chunks, slices = -(-rows.W // CHUNK), -(-shape.dv // SLICE)
