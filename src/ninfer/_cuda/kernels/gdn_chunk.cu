@@ -74,27 +74,27 @@ struct Span {
 DEVICE void make_chunk(const Gdn& a) {
     DYNAMIC_SHARED(shared);
     after_predecessors();
-    constexpr int TILE = 2 * CHUNK * DK, GROUP = 4, STRIDE = CHUNK + 4;
+    constexpr int TILE = 2 * CHUNK * DK, STRIDE = CHUNK + 4;
     const int key = block_x(), chunk = block_y(), b = block_z(), ratio = (int)(a.nv / a.nk), dk = (int)a.dk;
-    const int warp = thread() / 32, lane = thread() % 32, begin = chunk * CHUNK, width = a.width[b];
+    const int warp = thread() / 32, lane = thread() % 32, begin = chunk * CHUNK, width = a.width[b], group = (int)a.group;
     if (begin >= width) return;
     const i64 token = (i64)b * a.W, keys = a.nk * a.dk;
     u8* tiles = shared;                        // K, Q
-    float* below = (float*)(tiles + 2 * TILE);  // [GROUP][CHUNK][STRIDE]: A below the diagonal, its inverse's columns above
-    float* sums = below + GROUP * CHUNK * STRIDE;  // [ratio][CHUNK]: g, then G
+    float* below = (float*)(tiles + 2 * TILE);  // [group][CHUNK][STRIDE]: A below the diagonal, its inverse's columns above
+    float* sums = below + group * CHUNK * STRIDE;  // [ratio][CHUNK]: g, then G
     float* betas = sums + ratio * CHUNK;
 
     // A warp eight columns: q, k, and v of every value head, 64 channels at a time. The next channels are on their way while
     // these are convolved.
     const int first = begin + 8 * warp;
-    float* raw = below;  // [2][CHUNK][DK]: q and k before their norm
+    float* raw = below;  // [CHUNK][DK]: q, then k, before their norm
 #pragma unroll 1
     for (int h = -2; h < ratio; ++h) {
         const int part = minimum(h + 2, 2), head = part < 2 ? key : key * ratio + h, size = part < 2 ? dk : (int)a.dv;
         const int end = part < 2 ? DK : (size + SLICE - 1) / SLICE * SLICE;  // channels beyond `size` are zeros
         const Inputs inputs(a, b, part);
         const u16* weights = part_weights(a, part);
-        float* to = part < 2 ? raw + part * CHUNK * DK : (float*)(chunk_head(a, b, chunk, head) + HEAD);
+        float* to = part < 2 ? raw : (float*)(chunk_head(a, b, chunk, head) + HEAD);
         Span next;
 #pragma unroll 1
         for (int d = 2 * lane - 64; d < end; d += 64) {
@@ -116,22 +116,23 @@ DEVICE void make_chunk(const Gdn& a) {
                 const int t = begin + i / size, channel = head * size + i % size;
                 a.record_c[(token + t) * channels_of(a) + part * keys + channel] = inputs.columns[t * inputs.n + channel];
             }
-    }
-    sync_warp();
+        if (part == 2) continue;
+        sync_warp();
 #pragma unroll 1
-    for (int i = 0; i < 16; ++i) {  // its eight rows of q and of k
-        const int part = i / 8, row = 8 * warp + i % 8;
-        const float* x = raw + (part * CHUNK + row) * DK;
-        float y[DK / 32], square = 0;
+        for (int row = 8 * warp; row < 8 * warp + 8; ++row) {
+            const float* x = raw + row * DK;
+            float y[DK / 32], square = 0;
 #pragma unroll
-        for (int j = 0; j < DK / 32; ++j) y[j] = x[32 * j + lane], square += y[j] * y[j];
-        const float inverse = inverse_root(sum_warp(square) + 1e-6f) * (part ? 1.0f : inverse_root((float)dk));
+            for (int j = 0; j < DK / 32; ++j) y[j] = x[32 * j + lane], square += y[j] * y[j];
+            const float inverse = inverse_root(sum_warp(square) + 1e-6f) * (part ? 1.0f : inverse_root((float)dk));
 #pragma unroll
-        for (int j = 0; j < DK / 32; ++j) {
-            const int d = 32 * j + lane;
-            ((u16*)piece<DK>(tiles + (1 - part) * TILE, row, d / 8 & ~1, d / 8 & 1))[d % 8] = to_bf16(y[j] * inverse);
-            if (part && a.record_k && d < dk && begin + row < width) a.record_k[((token + begin + row) * a.nk + key) * dk + d] = y[j] * inverse;
+            for (int j = 0; j < DK / 32; ++j) {
+                const int d = 32 * j + lane;
+                ((u16*)piece<DK>(tiles + (1 - part) * TILE, row, d / 8 & ~1, d / 8 & 1))[d % 8] = to_bf16(y[j] * inverse);
+                if (part && a.record_k && d < dk && begin + row < width) a.record_k[((token + begin + row) * a.nk + key) * dk + d] = y[j] * inverse;
+            }
         }
+        sync_warp();
     }
     for (int i = thread(); i < ratio * CHUNK; i += threads()) {
         const int head = key * ratio + i / CHUNK, t = begin + i % CHUNK;
@@ -176,8 +177,8 @@ DEVICE void make_chunk(const Gdn& a) {
             }
         }
     }
-    for (int base = 0; base < ratio; base += GROUP) {
-        for (int h = base; h < minimum(ratio, base + GROUP); ++h) {
+    for (int base = 0; base < ratio; base += group) {
+        for (int h = base; h < minimum(ratio, base + group); ++h) {
             u8* decayed = chunk_head(a, b, chunk, key * ratio + h) + SQUARE;
             const float *sum = sums + h * CHUNK, *beta = betas + h * CHUNK;
 #pragma unroll
@@ -200,7 +201,7 @@ DEVICE void make_chunk(const Gdn& a) {
         sync();
         // A thread a column j of the inverse, by forward substitution, 16 rows at a time. Its entries lie in row j.
         const int h = base + thread() / CHUNK, j = thread() % CHUNK;
-        if (h < ratio) {
+        if (h < minimum(ratio, base + group)) {
             u8* inverse = chunk_head(a, b, chunk, key * ratio + h);
             float *rows = below + (h - base) * CHUNK * STRIDE, *own = rows + j * STRIDE;
             for (int block = 0; block < CHUNK; block += 16) {
@@ -237,7 +238,7 @@ DEVICE void make_chunk(const Gdn& a) {
 // -- from chunk to chunk; blocks (slices of COLUMNS columns, value heads, B), four warps for 32 columns
 
 // Warps m, m + 4, .. share 16 rows of a chunk and take 32 columns each; so do they with the rows of the state.
-template <int COLUMNS> DEVICE void carry(const Gdn& a) {
+template <int COLUMNS, int STAGES> DEVICE void carry(const Gdn& a) {
     DYNAMIC_SHARED(shared);
     after_predecessors();
     constexpr int TILE = 2 * CHUNK * DK, STAGE = 2 * TILE + HEAD + COLUMNS / SLICE * VALUES, BLOCKS = DK / 64;
@@ -245,10 +246,10 @@ template <int COLUMNS> DEVICE void carry(const Gdn& a) {
     const int warp = thread() / 32, lane = thread() % 32, m = warp % 4, n0 = warp / 4 * 2, g = lane / 4, t2 = lane % 4 * 2;
     if (width <= 0) return;
     const int column = block_x() * COLUMNS + warp / 4 * 32;  // the warp's first
-    u8 *const state = shared + 2 * STAGE, *const errors = state + 128 * DK, *const deltas = errors + SQUARE, *const kept = deltas + SQUARE;
+    u8 *const state = shared + STAGES * STAGE, *const errors = state + 128 * DK, *const deltas = errors + SQUARE, *const kept = deltas + SQUARE;
     auto load = [&](int chunk) {
         if (chunk * CHUNK < width) {
-            u8* to = shared + chunk % 2 * STAGE;
+            u8* to = shared + chunk % STAGES * STAGE;
             const u8 *keys = chunk_keys(a, b, chunk, key), *values = chunk_head(a, b, chunk, head);
             for (int i = thread(); i < 2 * TILE / 16; i += threads()) copy16(to + 16 * i, keys + 16 * i, 16);
             for (int i = thread(); i < HEAD / 16; i += threads()) copy16(to + 2 * TILE + 16 * i, values + 16 * i, 16);
@@ -276,16 +277,16 @@ template <int COLUMNS> DEVICE void carry(const Gdn& a) {
             }
 
     for (int chunk = 0; chunk * CHUNK < width; ++chunk) {
-        u8 *const keys = shared + chunk % 2 * STAGE, *const queries = keys + TILE, *const inverse = queries + TILE, *const decayed = inverse + SQUARE;
+        u8 *const keys = shared + chunk % STAGES * STAGE, *const queries = keys + TILE, *const inverse = queries + TILE, *const decayed = inverse + SQUARE;
         const float *sum = (const float*)(decayed + SQUARE), *beta = sum + CHUNK, *values = beta + CHUNK + warp / 4 * (VALUES / 4);
-        load(chunk + 1);
+        if (STAGES == 2) load(chunk + 1);
 #pragma unroll
         for (int i = 0; i < BLOCKS; ++i)
 #pragma unroll
             for (int n = 0; n < 4; ++n)
 #pragma unroll
                 for (int half = 0; half < 2; ++half) *pair(state, 16 * (m + 4 * i), half, n) = pack(s[i][n][2 * half], s[i][n][2 * half + 1]);
-        copies_wait<1>();
+        copies_wait<STAGES - 1>();
         sync();
 
         // K S and Q S
@@ -384,6 +385,7 @@ template <int COLUMNS> DEVICE void carry(const Gdn& a) {
                     for (int e = 0; e < 2; ++e) out[value_at(16 * m + 8 * half + g, 8 * n + t2) + e] = o[n][2 * half + e];
         }
         sync();
+        if (STAGES == 1) load(chunk + 1);
     }
     copies_wait<0>();
     if (a.record_k) return;
@@ -439,6 +441,7 @@ DEVICE void finish(const Gdn& a) {
 }
 
 KERNEL(gdn_chunk, Gdn, 256, 2) { make_chunk(a); }
-KERNEL(gdn_carry_32, Gdn, 128, 1) { carry<32>(a); }
-KERNEL(gdn_carry_64, Gdn, 256, 1) { carry<64>(a); }
+KERNEL(gdn_carry_32, Gdn, 128, 1) { carry<32, 2>(a); }
+KERNEL(gdn_carry_64, Gdn, 256, 1) { carry<64, 2>(a); }
+KERNEL(gdn_carry_less, Gdn, 128, 1) { carry<32, 1>(a); }
 KERNEL(gdn_finish, Gdn, 256, 1) { finish(a); }
