@@ -57,8 +57,8 @@ class DeltaNet:
             choices.insert(0, ("64", 2, 2))
         name, step, stages = next(c for c in choices if _carry_shared(c[1], c[2]) <= limit or c[0] == "less")
         grid = (-(-slices // step), shape.nv, rows.B)
-        self._launch("gdn_chunk", f"gdn_carry_{name}", grid, step * 128, words, _carry_shared(step, stages))
-        self._launch("gdn_chunk", "gdn_finish", rows.B * rows.W, 256, words)
+        self._launch("gdn_carry", f"gdn_carry_{name}", grid, step * 128, words, _carry_shared(step, stages))
+        self._launch("gdn_carry", "gdn_finish", rows.B * rows.W, 256, words)
 
     def scratch(self, tokens: int, shape: GdnShape) -> int:
         """Bytes that ``run`` needs for up to ``tokens`` tokens."""

@@ -155,6 +155,7 @@ struct Channel {
 
 // Latency is all: what is constant is loaded before the predecessors end, everything else at once after they did.
 template <bool VECTORS> DEVICE void few(const Gdn& a) {
+    release_successors();
     DYNAMIC_SHARED(shared);
     __shared__ int last;
     const int head = block_x(), b = block_y(), ratio = (int)(a.nv / a.nk), key = head / ratio, warp = thread() / 32, lane = thread() % 32;
