@@ -156,11 +156,9 @@ class CudaOps:
         shares_keys = queries <= _SHARED_KEYS
         page = 2 * _PAGE * (width + width // 32 if coded else 2 * width)
         wide = 2 * _PAGE * width if coded else 0  # int8 pages become a tile of bf16
-        kernel, tile, shared = "rows", 128, 256 * width + 2 * page + wide
+        kernel, tile, shared = "rows", 64, 128 * width + page + wide
         if shares_keys:  # the warps' sums take the place of queries, keys and values
             kernel, tile, shared = "keys", 16, max(32 * width + (2 if coded else 1) * page, 4 * 64 * width)
-        elif shared > self._device.shared_limit:
-            kernel, tile, shared = "less", 64, 128 * width + page + wide
         tiles = -(-queries // tile)
         units = rows.B * shape.hk * tiles
         splits = max(1, self._units // units) if shares_keys else 1
@@ -171,8 +169,7 @@ class CudaOps:
             scale, rows.W, kv.blocks.shape[1], shape.hq, shape.hk, shape.hd, splits,
         )  # fmt: skip
         grid = (tiles, shape.hk * splits, rows.B)
-        threads = 256 if kernel == "rows" else 128
-        self._launch(f"attention_{kv.k.dtype}", f"attention_{kernel}_{width}", grid, threads, words, shared)
+        self._launch(f"attention_{kv.k.dtype}", f"attention_{kernel}_{width}", grid, 128, words, shared)
         if splits > 1:
             threads = -(-shape.hd // 32) * 32
             self._launch("attention", "attention_merge", (rows.B * rows.W, shape.hq), threads, words, 4 * splits)

@@ -39,7 +39,7 @@ KERNEL(attention_prepare, Prepare, 128, 1) {
     DYNAMIC_SHARED(room);
     after_predecessors();
     const int warp = thread() / 32, lane = thread() % 32, hd = (int)a.hd, half = (int)a.rot / 2;
-    const int heads = (int)(a.hq + 2 * a.hk), number = block_x() * 4 + warp;
+    const int heads = (int)(a.hq + 2 * a.hk), number = block_x() * WARPS + warp;
     if (number >= a.tokens * heads) return;
     const int token = number / heads, head = number % heads, b = token / (int)a.W, w = token % (int)a.W;
     const bool query = head < a.hq, value = head >= a.hq + a.hk;

@@ -100,7 +100,7 @@ template <class A, class B> struct Either<false, A, B> {
 // With two STAGES of pages, a page's room is filled again as soon as every warp has left it; with one,
 // the keys are fetched while the values are used and the other way around. int8 pages that every warp reads whole are widened
 // once, into a tile of bf16, first keys, then values.
-template <int HD, int KEYS, int WARPS, int STAGES, class Plane> DEVICE void attention(const Attention& a) {
+template <int HD, int KEYS, int STAGES, class Plane> DEVICE void attention(const Attention& a) {
     DYNAMIC_SHARED(shared);
     after_predecessors();
     constexpr int M = KEYS == PAGE ? 16 * WARPS : 16;
@@ -125,7 +125,7 @@ template <int HD, int KEYS, int WARPS, int STAGES, class Plane> DEVICE void atte
     auto load = [&](const void* plane, const u16* scales, u8* to, int page) {
         if (page < page_end) {
             const i64 place = ((i64)a.blocks[a.table[b] * a.row_blocks + page] * a.hk + head) * PAGE;
-            Plane::template load<32 * WARPS>(to, plane, scales, place, hd, end - page * PAGE);
+            Plane::load(to, plane, scales, place, hd, end - page * PAGE);
         }
         copies_commit();
     };
@@ -158,7 +158,7 @@ template <int HD, int KEYS, int WARPS, int STAGES, class Plane> DEVICE void atte
         sync();
         if (STAGES == 2) load_values(page + 1);
         if constexpr (WIDENS) {
-            Plane::template widen_page<32 * WARPS>(wide, keys, groups);
+            Plane::widen_page(wide, keys, groups);
             sync();
         }
         float s[KEYS / 8][4] = {};
@@ -201,7 +201,7 @@ template <int HD, int KEYS, int WARPS, int STAGES, class Plane> DEVICE void atte
         sync();
         if (STAGES == 2) load_keys(page + 2);
         if constexpr (WIDENS) {
-            Plane::template widen_page<32 * WARPS>(wide, values, groups);
+            Plane::widen_page(wide, values, groups);
             sync();
         }
         weigh<HD, KEYS, Operand>(sums, s, WIDENS ? wide : values, key_begin, groups, here(lane));
@@ -278,8 +278,6 @@ template <int HD, int KEYS, int WARPS, int STAGES, class Plane> DEVICE void atte
     }
 }
 
-// rows: as a large shared memory allows; less: in 99 KB.
-#define ATTENTION(HD, PLANE, KEYS_STAGES)                                                                            \
-    KERNEL(attention_rows_##HD, Attention, 256, 1) { attention<HD, PAGE, 8, 2, PLANE<HD>>(a); }                       \
-    KERNEL(attention_less_##HD, Attention, 128, HD == 256 ? 2 : 1) { attention<HD, PAGE, 4, 1, PLANE<HD>>(a); }        \
-    KERNEL(attention_keys_##HD, Attention, 128, HD == 256 ? 2 : 1) { attention<HD, 16, 4, KEYS_STAGES, PLANE<HD>>(a); }
+#define ATTENTION(HD, PLANE, KEYS_STAGES)                                                                     \
+    KERNEL(attention_rows_##HD, Attention, 128, HD == 256 ? 2 : 1) { attention<HD, PAGE, 1, PLANE<HD>>(a); }  \
+    KERNEL(attention_keys_##HD, Attention, 128, HD == 256 ? 2 : 1) { attention<HD, 16, KEYS_STAGES, PLANE<HD>>(a); }

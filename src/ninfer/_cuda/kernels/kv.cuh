@@ -4,12 +4,12 @@
 #pragma once
 #include "tiles.cuh"
 
-constexpr int PAGE = 64, SCALED = 64;  // ordinals of a page; features that share a scale
+constexpr int PAGE = 64, SCALED = 64, WARPS = 4;  // ordinals of a page; features that share a scale; warps of a block
 
 // A page of whole rows of PIECES pieces, one after another at src; zero from row `valid` on. place(row, p): where they go.
-template <int THREADS, int PIECES, class Place> DEVICE void load_page(const u8* src, int valid, Place place) {
+template <int PIECES, class Place> DEVICE void load_page(const u8* src, int valid, Place place) {
     // the threads take STEP rows at a time; after KINDS steps their places are those before, 8 rows or more further on
-    constexpr int STEP = THREADS / PIECES, KINDS = STEP < 8 ? 8 / STEP : 1;
+    constexpr int THREADS = 32 * WARPS, STEP = THREADS / PIECES, KINDS = STEP < 8 ? 8 / STEP : 1;
     const int t = here(thread()), row = t / PIECES;
     u8* to[KINDS];
 #pragma unroll
@@ -25,9 +25,9 @@ template <int HD> struct Bf16Plane {
     static constexpr int BYTES = PAGE * 2 * HD;
 
     // The page that begins at row `place` of hd features of the plane; zero beyond hd and from row `valid` on.
-    template <int THREADS> static DEVICE void load(u8* tile, const void* plane, const u16*, i64 place, int hd, int valid) {
+    static DEVICE void load(u8* tile, const void* plane, const u16*, i64 place, int hd, int valid) {
         const u16* src = (const u16*)plane + place * hd;
-        if (hd == HD) return load_page<THREADS, HD / 8>((const u8*)src, valid, [&](int row, int p) { return piece<HD>(tile, row, p & ~1, p & 1); });
+        if (hd == HD) return load_page<HD / 8>((const u8*)src, valid, [&](int row, int p) { return piece<HD>(tile, row, p & ~1, p & 1); });
         for (int i = thread(); i < PAGE * HD; i += threads()) {
             const int row = i / HD, d = i % HD;
             ((u16*)piece<HD>(tile, row, d / 8 & ~1, d / 8 & 1))[d % 8] = row < valid && d < hd ? src[row * hd + d] : (u16)0;
@@ -59,9 +59,9 @@ template <int HD> struct Int8Plane {
 
     static DEVICE u8* place(u8* tile, int row, int p) { return tile + row * HD + (p ^ row & (HD < 128 ? 3 : 7)) * 16; }
 
-    template <int THREADS> static DEVICE void load(u8* tile, const void* plane, const u16* scales, i64 begin, int hd, int valid) {
+    static DEVICE void load(u8* tile, const void* plane, const u16* scales, i64 begin, int hd, int valid) {
         const u8* src = (const u8*)plane + begin * hd;
-        if (hd == HD) load_page<THREADS, HD / 16>(src, valid, [&](int row, int p) { return place(tile, row, p); });
+        if (hd == HD) load_page<HD / 16>(src, valid, [&](int row, int p) { return place(tile, row, p); });
         else
             for (int i = thread(); i < PAGE * HD; i += threads()) {
                 const int row = i / HD, d = i % HD;
@@ -105,9 +105,9 @@ template <int HD> struct Int8Plane {
     static DEVICE int feature(int n, int column) { return 32 * (n / 4) + 4 * column + n % 4; }
 
     // The whole page as a tile of bf16, by the threads together.
-    template <int THREADS> static DEVICE void widen_page(u8* tile, u8* page, int groups) {
+    static DEVICE void widen_page(u8* tile, u8* page, int groups) {
 #pragma unroll 2
-        for (int i = here(thread()); i < PAGE * HD / 16; i += THREADS) {
+        for (int i = here(thread()); i < PAGE * HD / 16; i += 32 * WARPS) {
             const int row = i / (HD / 16), p = i % (HD / 16);
             const Word4 codes = *(const Word4*)place(page, row, p);
             const float s = p / 4 < groups ? scale(page, groups, row, p / 4) : 0.0f;
