@@ -52,7 +52,8 @@ def ours(engine: ninfer.Engine) -> Callable[[int], float]:
     greedy = ninfer.SamplingParams(temperature=0)
 
     def decode(n: int) -> float:
-        handle = engine.submit(ninfer.TokenPrompt(PROMPT), max_tokens=n, ignore_eos=True, sampling=greedy, cache="disabled")
+        options = ninfer.RequestOptions(max_tokens=n, ignore_eos=True, sampling=greedy, cache="disabled")
+        handle = engine.submit(ninfer.TokenPrompt(PROMPT), options)
         seconds = handle.result().timings.decode
         assert seconds is not None
         return seconds / (n - 1)

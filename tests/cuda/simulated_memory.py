@@ -17,10 +17,3 @@ def test_rows_of_planes() -> None:
     table = np.array(planes, np.int64).reshape(-1)
     cuda.jit(memory_kernels.copy_rows)[(2, len(planes)), 4](memory, table, 1, 4)
     np.testing.assert_array_equal(memory, want)
-
-
-def test_a_sweep_reads_every_word() -> None:
-    data = np.random.default_rng(1).integers(0, 2**63, 4 * 8 * 5, np.uint64)
-    out = np.zeros(8, np.uint64)
-    cuda.jit(memory_kernels.sweep)[2, 4](out, data, data.size)
-    assert np.bitwise_xor.reduce(out) == np.bitwise_xor.reduce(data)

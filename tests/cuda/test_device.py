@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import re
+import struct
 from itertools import pairwise
 from pathlib import Path
 
@@ -248,13 +250,21 @@ def test_a_device_closes_after_a_fault(driver: FakeDriver) -> None:
 def test_bandwidth_is_bytes_over_time(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     device = CudaDevice()
     monkeypatch.setattr(device, "function", lambda module, symbol: symbol)
+    read: list[tuple[int, ...]] = []
+    launch = device.launch
+
+    def watched(function: object, grid: int, block: int, words: bytes) -> None:
+        read.append(struct.unpack("<4q", words))
+        launch(function, grid, block, words)
+
+    monkeypatch.setattr(device, "launch", watched)
     before = alive(driver)
     bandwidth = device.read_bandwidth()
     assert alive(driver) == before
     assert {launch[0] for launch in driver.launches} == {"sweep"}
-    words = driver.launches[0][-1][2]
-    assert bandwidth == pytest.approx(8 * words / 0.25e-3)
-    assert words % (4 * 16 * 132 * 256) == 0
+    out, data, tiles, rounds = read[0]
+    assert bandwidth == pytest.approx(rounds * (out - data) / 0.25e-3)
+    assert out - data == tiles * 512 * 8 * 16
     device.close()
 
 
@@ -283,3 +293,27 @@ def test_machines_that_cannot_serve(driver: FakeDriver) -> None:
     with pytest.raises(DeviceError, match=r"Fake GPU has compute capability 7\.5, kernels need 8\.0"):
         CudaDevice()
     assert alive(driver) == {}
+
+
+CALLED = {
+    name
+    for path in Path(residency.__file__).parent.glob("*.py")
+    for called in re.findall(r'driver\.call\(\s*"(\w+)"|callback\(driver\.call, "(\w+)"', path.read_text())
+    for name in called
+    if name
+}
+"""Functions of CuPy's runtime that the package calls."""
+
+
+def test_the_fake_has_what_is_called(driver: FakeDriver) -> None:
+    assert len(CALLED) > 20
+    assert {name for name in CALLED if not hasattr(driver.cupy.cuda.runtime, name)} == set()
+
+
+def test_cupy_has_what_is_called() -> None:
+    cupy = pytest.importorskip("cupy", reason="no CuPy: pip install ninfer[cuda13]")
+    assert {name for name in CALLED if not hasattr(cupy.cuda.runtime, name)} == set()
+    assert {"get_function"} <= set(dir(cupy.RawModule))
+    assert {"kernel", "max_dynamic_shared_size_bytes", "preferred_shared_memory_carveout"} <= set(dir(cupy.RawKernel))
+    for error in (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError):
+        assert issubclass(error, RuntimeError)

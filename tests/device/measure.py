@@ -56,6 +56,8 @@ def start(out: Path) -> Rows:
     """How long a device takes to open, what it can read, and how fast weights arrive."""
     import numpy as np
 
+    from ninfer._cuda.products import pack
+
     rows: Rows = []
     for name in ("first start", "second start"):
         begin = time.perf_counter()
@@ -84,10 +86,10 @@ def start(out: Path) -> Rows:
                 empty.launch()
             rows.append(("host time of a graph launch", f"{1e3 * (time.perf_counter() - begin):.1f} us"))
             buffer = device.arena(1 << 20).buffer(0, (1 << 16,), "u64")
-            sweep = device.function("sweep", "sweep")
+            sweep, words = device.function("sweep", "sweep"), pack(buffer, buffer, 1, 1)
             begin = time.perf_counter()
             for _ in range(1000):
-                device.launch(sweep, 1, 32, buffer, buffer, 128)
+                device.launch(sweep, 1, 512, words)
             rows.append(("host time of a kernel launch", f"{1e3 * (time.perf_counter() - begin):.1f} us"))
     return rows
 

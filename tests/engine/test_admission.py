@@ -179,3 +179,18 @@ def test_a_long_while(world):
         assert item[2].result(timeout=0).error is None
     assert reused > 5000
     w.check_at_rest()
+
+
+def test_a_question_put_during_a_transaction_is_answered_after_it(world):
+    w = world(threaded=False, cache=CacheOptions(), program={"polls": 5})
+    handle = w.submit(endless(), max_tokens=5)
+    while not w.worker.resources.open:
+        w.step()
+    answer = w.engine._core.ask(lambda worker: worker.release_all())
+    w.step()
+    assert not answer.done()
+    handle.cancel()
+    while w.step() or w.worker.resources.open:
+        pass
+    assert answer.result(timeout=0) == 0, "the worker does not go to sleep over it"
+    w.check_at_rest()

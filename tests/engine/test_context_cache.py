@@ -151,6 +151,18 @@ def test_two_grammars_on_one_prefix_keep_to_their_own(fresh):
         same(warm, cold(fresh, prompt, constraint=constraint))
 
 
+def test_what_stands_in_a_reused_prefix_is_known(fresh):
+    """The fact is in the part that was not read again."""
+    fact = "Extract name and age as JSON: Mia Novak is 34 years old."
+    asked = Chat([{"role": "user", "content": fact}], thinking=False)
+    for again in range(3):
+        result = ask(fresh, asked, max_tokens=60)
+        assert "Mia Novak" in result.text
+        assert "34" in result.text
+        assert (result.usage.cached_tokens > 0) == bool(again)
+    assert fresh.prepare(asked).rewrite[0] <= result.usage.cached_tokens
+
+
 def test_a_cancelled_request_leaves_what_it_had_read(fresh):
     prompt = chat("Tell me a story.")
     handle = fresh.submit(prompt, max_tokens=400, sampling=GREEDY, ignore_eos=True)

@@ -6,9 +6,12 @@ import json
 
 import attrs
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ninfer.errors import ArtifactError
 from ninfer.frontend import Frontend
+from ninfer.frontend.vocabulary import TokenBytes
 
 
 def changed(resources, *, tokenizer=None, config=None, **other):
@@ -95,3 +98,14 @@ def test_refusals_name_the_file(tiny_resources, case):
 
 def test_rows_beyond_the_domain_are_allowed(tiny_resources):
     Frontend(changed(tiny_resources, vocab_rows=527))
+
+
+@given(st.lists(st.binary(max_size=3), min_size=1, max_size=20), st.data())
+def test_the_block_of_token_bytes_reads_like_a_list(items: list[bytes], data: st.DataObject) -> None:
+    tokens = TokenBytes(b"".join(items), map(len, items))
+    assert list(tokens) == [tokens[i] for i in range(len(tokens))] == items
+    assert tokens.lengths().tolist() == [len(item) for item in items]
+    hidden = data.draw(st.sets(st.integers(0, len(items) - 1)))
+    assert list(tokens.without(hidden)) == [b"" if i in hidden else item for i, item in enumerate(items)]
+    byte = data.draw(st.integers(0, 255))
+    assert tokens.ending_with(byte) == [i for i, item in enumerate(items) if item.endswith(bytes([byte]))]

@@ -45,6 +45,8 @@ class Row:
     lane: int
     sequence: Handle
     executed: int
+    target: int
+    """Tokens to execute before it decodes: the prompt, or all it had executed when it was paused."""
     started: bool = False
     ended: bool = False
     captures: int = 0
@@ -66,6 +68,7 @@ class Opened:
     states: int
     request: PreparedRequest | None = None
     row: Row | None = None
+    """The row that is captured, or that goes on."""
 
 
 class ContextMachine(RuleBasedStateMachine):
@@ -93,6 +96,7 @@ class ContextMachine(RuleBasedStateMachine):
         self.first = self.program.audit()
         self.lanes = rows
         self.rows: list[Row] = []
+        self.paused: list[tuple[Row, PreparedRequest]] = []
         self.opened: Opened | None = None
         self.revision = 0
         self.ids = 0
@@ -178,20 +182,28 @@ class ContextMachine(RuleBasedStateMachine):
         self.start_request(data)
 
     @precondition(lambda self: self.opened is None and len(self.rows) < self.lanes)
-    @rule(data=st.data(), rounds=st.integers(0, 3), at=st.integers(0, 2))
-    def turn(self, data: st.DataObject, rounds: int, at: int) -> None:
-        """A request from its start to what it leaves, with a capture on the way."""
+    @rule(data=st.data(), rounds=st.integers(0, 8), at=st.integers(0, 2), rest=st.integers(0, 12))
+    def turn(self, data: st.DataObject, rounds: int, at: int, rest: int) -> None:
+        """A request from its start to what it leaves, with a capture on the way, and a rest after some rounds."""
         if not self.start_request(data) or self.opened is not None:
             return
         row = self.rows[-1]
         for i in range(8):
             if i == at and self.opened is None:
                 self.take_checkpoint(data, row)
-            if row.executed < row.prompt and row in self.running():
+            if row.executed < row.target and row in self.running():
                 self.run_prefill(row, 40)
-        if row.executed < row.prompt or row not in self.running():
+        if row.executed < row.target or row not in self.running():
             return
         for i in range(rounds):
+            if i == rest and self.opened is None and not row.ended:
+                self.run_pause(row, snapshot=at == 1)
+                if not self.run_resume(data) or self.opened is not None:
+                    return
+                row = self.rows[-1]
+                for _ in range(8):
+                    if row.executed < row.target:
+                        self.run_prefill(row, 40)
             self.run_round([row], None, "end" if i == rounds - 1 else "go on")
         if self.opened is None:
             self.run_end(row, "finish" if row.ended else "captures")
@@ -212,6 +224,11 @@ class ContextMachine(RuleBasedStateMachine):
         request = make_request(tokens, output, sampling, id=self.ids)
         positions = np.broadcast_to(np.arange(len(tokens), dtype=np.int32), (3, len(tokens)))
         request = dataclasses.replace(request, identity=dataclasses.replace(request.identity, positions=positions))
+        return self.plan_request(data, request)
+
+    def plan_request(self, data: st.DataObject, request: PreparedRequest, row: Row | None = None) -> bool:
+        """From a checkpoint that matches, or from nothing."""
+        tokens = request.identity.tokens.tolist()
         assert self.program.isolated_root_fits(request) is None
         consume = data.draw(st.integers(0, 2)) > 0
         matching = []
@@ -227,10 +244,35 @@ class ContextMachine(RuleBasedStateMachine):
         owners = data.draw(st.permutations([owner for owner, _ in self.store.histories.live()]))
         session = self.program.open_session(request, lane, [candidate], owners)
         assert candidate.ref is None or candidate.ref.owner not in session.victims(0)
-        started = self.open(data, session, request=request)
+        started = self.open(data, session, request=request, row=row)
         if not started and candidate is root and not self.program.unsettled:
             # Only active rows can stand in the way: with every history gone the root still does not fit.
             assert not self.program.prove_backfill(request, [], None)
+        return started
+
+    @precondition(lambda self: self.opened is None and self.capturable())
+    @rule(data=st.data(), snapshot=st.booleans())
+    def pause(self, data: st.DataObject, snapshot: bool) -> None:
+        self.run_pause(data.draw(st.sampled_from(self.capturable())), snapshot)
+
+    def run_pause(self, row: Row, snapshot: bool) -> None:
+        result = self.program.pause(row.sequence, snapshot=snapshot)
+        self.revision += 1
+        assert result.revision_after == self.revision
+        self.rows.remove(row)
+        self.paused.append((row, result.request))
+
+    @precondition(lambda self: self.opened is None and self.paused and len(self.rows) < self.lanes)
+    @rule(data=st.data())
+    def resume(self, data: st.DataObject) -> None:
+        self.run_resume(data)
+
+    def run_resume(self, data: st.DataObject) -> bool:
+        """It goes on with the token it would have had."""
+        row, request = data.draw(st.sampled_from(self.paused[-2:]))
+        started = self.plan_request(data, request, row)
+        if started:
+            self.paused = [(other, asked) for other, asked in self.paused if other is not row]
         return started
 
     @precondition(lambda self: self.opened is None and self.capturable())
@@ -298,9 +340,11 @@ class ContextMachine(RuleBasedStateMachine):
             assert outcome.evicted == (history is None)
             assert outcome.surviving == (frozenset(history.checkpoints) if history else frozenset())
         if opened.request is not None:
-            executed = result.reused_tokens
-            row = Row(Oracle(opened.request), opened.plan.lane, result.sequence, executed)
-            assert self.program.prefill_remaining(row.sequence) == row.prompt - executed
+            executed, target = result.reused_tokens, len(opened.request.identity.tokens)
+            oracle = opened.row.oracle if opened.row is not None else Oracle(opened.request)
+            started = opened.row is not None and opened.row.started
+            row = Row(oracle, opened.plan.lane, result.sequence, executed, target, started)
+            assert self.program.prefill_remaining(row.sequence) == target - executed
             self.rows.append(row)
         elif opened.row is not None:
             assert (result.captured is not None) or (result.published is not None)
@@ -312,6 +356,8 @@ class ContextMachine(RuleBasedStateMachine):
         before = {o: frozenset(h.checkpoints) for o, h in self.store.histories.live()}
         result = self.program.abort_transaction()
         self.revision += bool(opened.plan.manifest)
+        if opened.request is not None and opened.row is not None:
+            self.paused.append((opened.row, opened.request))
         assert not result.committed
         assert result.sequence is None
         assert {o: frozenset(h.checkpoints) for o, h in self.store.histories.live()} == before
@@ -325,23 +371,23 @@ class ContextMachine(RuleBasedStateMachine):
     # -- units
 
     def running(self) -> list[Row]:
-        captured = self.opened.row if self.opened is not None else None
+        captured = self.opened.row if self.opened is not None and self.opened.request is None else None
         return [row for row in self.rows if not row.ended and row is not captured]
 
-    @precondition(lambda self: any(row.executed < row.prompt for row in self.running()))
+    @precondition(lambda self: any(row.executed < row.target for row in self.running()))
     @rule(data=st.data(), chunk=st.sampled_from([1, 7, 48, 48]))
     def prefill(self, data: st.DataObject, chunk: int) -> None:
-        self.run_prefill(data.draw(st.sampled_from([r for r in self.running() if r.executed < r.prompt])), chunk)
+        self.run_prefill(data.draw(st.sampled_from([r for r in self.running() if r.executed < r.target])), chunk)
 
     def run_prefill(self, row: Row, chunk: int) -> None:
         self.settles([row])
         self.program.prefill(row.sequence, chunk)
-        row.executed = min(row.executed + chunk, row.prompt)
+        row.executed = min(row.executed + chunk, row.target)
 
-    @precondition(lambda self: any(row.executed >= row.prompt and row.room > 0 for row in self.running()))
+    @precondition(lambda self: any(row.executed >= row.target and row.room > 0 for row in self.running()))
     @rule(data=st.data(), fault=st.sampled_from([None] * 6 + ["launch"]), last=st.sampled_from(ENDS))
     def sample(self, data: st.DataObject, fault: str | None, last: str) -> None:
-        ready = [r for r in self.running() if r.executed >= r.prompt and r.room > 0]
+        ready = [r for r in self.running() if r.executed >= r.target and r.room > 0]
         started = data.draw(st.sampled_from(ready)).started
         self.run_round([r for r in ready if r.started == started], fault, last)
 
@@ -383,10 +429,10 @@ class ContextMachine(RuleBasedStateMachine):
                 assert self.model.seen[2 * i : 2 * i + 2] == row.oracle.context()
         self.program.commit(batch, decisions)
 
-    @precondition(lambda self: any(row.executed >= row.prompt and row.room > 0 for row in self.running()))
+    @precondition(lambda self: any(row.executed >= row.target and row.room > 0 for row in self.running()))
     @rule(data=st.data(), accepted=st.integers(0, 4))
     def control(self, data: st.DataObject, accepted: int) -> None:
-        row = data.draw(st.sampled_from([r for r in self.running() if r.executed >= r.prompt and r.room > 0]))
+        row = data.draw(st.sampled_from([r for r in self.running() if r.executed >= r.target and r.room > 0]))
         forced = data.draw(st.lists(st.integers(0, 36), min_size=1, max_size=min(4, row.room)))
         batch = self.program.control(row.sequence, forced)
         accepted = min(accepted, len(forced))

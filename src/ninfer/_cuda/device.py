@@ -16,6 +16,7 @@ from ninfer._cuda import compile as compiler
 from ninfer._cuda import driver
 from ninfer._cuda.buffers import CudaBuffer
 from ninfer._cuda.launch import Dim, Launcher, Module
+from ninfer._cuda.products import pack
 from ninfer._cuda.residency import Residency
 from ninfer._cuda.streams import (
     DISABLE_TIMING,
@@ -132,14 +133,13 @@ class CudaDevice:
 
     def read_bandwidth(self) -> float:
         """Bytes a second of a large read, the best of several."""
-        blocks, threads = 16 * self.multiprocessors, 256
-        words = min(512 << 20, self.memory().free // 2) // 8 // (4 * blocks * threads) * (4 * blocks * threads)
-        arena = self.arena(8 * words + 8 * blocks * threads)
+        blocks, rounds, tile = 2 * self.multiprocessors, 4, 512 * 8 * 16
+        size = min(1 << 30, self.memory().free // 2) // tile * tile
+        arena = self.arena(size + 4 * blocks * 512)
         try:
-            data, out = CudaBuffer(arena.ptr, (words,), "u64"), arena.ptr + 8 * words
+            words = pack(arena.ptr + size, arena.ptr, size // tile, rounds)
             sweep = self.function("sweep", "sweep")
-            best = min(self.seconds(lambda: self.launch(sweep, blocks, threads, out, data, words)) for _ in range(8))
-            return data.nbytes / best
+            return rounds * size / min(self.seconds(lambda: self.launch(sweep, blocks, 512, words)) for _ in range(5))
         finally:
             arena.close()
 

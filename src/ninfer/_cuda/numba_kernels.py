@@ -20,7 +20,7 @@ from ninfer._cuda import compile as compiler
 from ninfer._cuda import driver
 from ninfer.errors import DeviceError
 
-MODULES = {"sampler_kernels": ("survey", "decide", "chain", "count"), "memory_kernels": ("sweep", "copy_rows")}
+MODULES = {"sampler_kernels": ("survey", "decide", "chain", "count"), "memory_kernels": ("copy_rows",)}
 """Modules of this room and the kernels they define."""
 
 _compiling = threading.Lock()

@@ -6,10 +6,10 @@ with places), ``schema`` (keywords), ``assertions`` and ``denials`` (one schema 
 (intersections), ``graph`` (what has a value), ``json_lang`` and ``containers`` (rules).
 
 At run time ``service`` turns a plan into a ``matcher`` and ``masks`` lends it to a batch; ``compose`` puts the thinking
-around a turn, ``cache`` keeps what was compiled. ``emit`` and ``xgrammar`` parse what callers wrote rule by rule;
-``pushdown`` what this library wrote. It moves between ``points``, asks ``regions`` which texts come next and
-``content`` what may be inside a string, and looks ahead in ``warmup``. Below it is the vocabulary: ``vocab``, as texts
-in order ``lexicon``, as a trie ``tokentrie``, read as string content ``reading``.
+around a turn, ``cache`` keeps what was compiled. ``emit`` and ``xgrammar`` parse what callers wrote rule by rule, if
+``breadth`` allows; ``pushdown`` what this library wrote. It moves between ``points``, asks ``regions`` which texts come
+next and ``content`` what may be inside a string (``insides`` keeps it), and looks ahead in ``warmup``. Below it is the
+vocabulary: ``vocab``, as texts in order ``lexicon``, as a trie ``tokentrie``, read as string content ``reading``.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -9,10 +9,8 @@ A state is (automaton state or count, how far an escape has been read); all stat
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from threading import Lock
 from typing import Protocol
 
 import numpy as np
@@ -20,26 +18,15 @@ import numpy.typing as npt
 
 from ninfer.constraints.automata import DEAD, Dfa
 from ninfer.constraints.chars import END, normalise
-from ninfer.constraints.reading import BROKEN, ESCAPES, NOTHING, PREFIXES, Reading, Spans, read_escape
-from ninfer.constraints.tokentrie import Bits, Flags, Ints, TokenTrie, stretched
+from ninfer.constraints.insides import ContentIndex, Inside
+from ninfer.constraints.reading import BROKEN, ESCAPES, NOTHING, PREFIXES, Reading, read_escape
+from ninfer.constraints.tokentrie import Flags, Ints, stretched
 
 _LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 """Lengths that are told apart; for each, the longer tokens are looked up once."""
 
-_MOST_WAYS = 64
-_MANY = 20_000
-
 State = tuple[int, int]
 Places = npt.NDArray[np.signedinteger]
-
-
-@dataclass(frozen=True, slots=True)
-class Inside:
-    """bits: the tokens that stay inside. past: of the characters that may follow, the indices of their Occurrences
-    before which the string may end, in tokens that do not stay inside."""
-
-    bits: Bits
-    past: dict[str, npt.NDArray[np.intp]]
 
 
 class Content(Protocol):
@@ -66,90 +53,6 @@ class Content(Protocol):
     def inside(self, state: State, follow: frozenset[str]) -> Inside:
         """What each token does from a state, when one of ``follow`` comes behind the string."""
         ...
-
-
-class ContentIndex:
-    """What all strings of a vocabulary share: the trie, its JSON reading, and masks kept up to a budget of bytes."""
-
-    def __init__(self, trie: TokenTrie, budget: int) -> None:
-        self.trie = trie
-        self._budget = budget
-        self._kept: OrderedDict[Hashable, Inside] = OrderedDict()
-        self._lock = Lock()
-        self._readings: dict[int, Reading] = {}
-        self.reading(0).counted(trie)  # the common ones now, not under somebody's first answer
-        self.reading(PREFIXES.index("\\")).counted(trie)
-        trie.occurrences('"')
-        self._ways: dict[tuple[frozenset[str], int, Spans, Reading], Flags] = {}
-        self.plain = Reading.plain(trie)
-
-    @property
-    def nbytes(self) -> int:
-        """About what it holds beside the trie, bytes."""
-        kept = len(self._kept) * (4 * self.trie.words + 1024)
-        ways = sum(flags.nbytes for flags in self._ways.values())
-        return kept + ways + sum(reading.nbytes for reading in self._readings.values())
-
-    def keep(self, key: Hashable, make: Callable[[], Inside]) -> Inside:
-        """The mask under a key, made if it is not at hand. The least recently used are dropped."""
-        with self._lock:
-            found = self._kept.get(key)
-            if found is not None:
-                self._kept.move_to_end(key)
-                return found
-        made = make()
-        with self._lock:
-            self._kept[key] = made
-            while len(self._kept) * 4 * self.trie.words > self._budget and len(self._kept) > 1:
-                self._kept.popitem(last=False)
-        return made
-
-    def packed(
-        self, reading: Reading, stays: Flags, follow: frozenset[str], ends: Callable[[Ints, Ints], Flags]
-    ) -> Inside:
-        """From the places in ``trie.ids`` that stay inside, and whether a string may end at given nodes, on the way to
-        tokens at given places."""
-        past = {}
-        for char in follow:
-            at = self.trie.occurrences(char)
-            past[char] = np.flatnonzero(ends(at.node, at.place) & ~stays[at.place])
-        if reading.bits is None:
-            reading.bits = self.trie.bits(reading.whole)
-        if stays is reading.whole:
-            return Inside(reading.bits, past)
-        if np.count_nonzero(stays) < len(stays) - _MANY:
-            return Inside(self.trie.bits(stays), past)
-        missing = np.flatnonzero(reading.whole & ~stays)
-        bits, ids = reading.bits.copy(), self.trie.ids[missing].astype(np.uint32)
-        np.bitwise_and.at(bits, ids >> 5, ~(np.uint32(1) << (ids & 31)))
-        return Inside(bits, past)
-
-    def ways(self, chars: frozenset[str], length: int, common: Spans, reading: Reading) -> Flags:
-        """bool [nodes]: on the way to an occurrence of one of the characters, or to a token of more than ``length``
-        characters or of others than the common ones, that is not in ``trie.long``."""
-        key = chars, length, common, reading
-        found = self._ways.get(key)
-        if found is None:
-            trie = self.trie
-            found = np.zeros(len(trie.parent), np.bool_)
-            far = (trie.lengths > length) | reading.foreign(trie, common)
-            far[trie.long] = False
-            found[trie.ends[far]] = True
-            for char in chars:
-                found[trie.occurrences(char).node] = True
-            for begin, end in zip(trie.levels[-2:0:-1], trie.levels[:1:-1]):
-                found[trie.parent[begin:end][found[begin:end]]] = True
-            self._ways[key] = found
-            while len(self._ways) > _MOST_WAYS:
-                self._ways.pop(next(iter(self._ways)), None)
-        return found
-
-    def reading(self, escape: int) -> Reading:
-        """The trie read as JSON string content, from an escape state on."""
-        found = self._readings.get(escape)
-        if found is None:
-            found = self._readings[escape] = Reading.json(self.trie, escape)
-        return found
 
 
 class RawContent:

@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from ninfer.constraints.content import ContentIndex
+from ninfer.constraints.insides import ContentIndex
 from ninfer.constraints.tokentrie import TokenTrie
 from ninfer.constraints.xgrammar import Compiler
 

@@ -32,7 +32,7 @@ from ninfer.frontend.resources import FrontendResources, broken, json_object
 from ninfer.frontend.session import OutputProtocol, OutputSession
 from ninfer.frontend.template import ChatTemplate
 from ninfer.frontend.tokenizer import Tokenizer
-from ninfer.frontend.vocabulary import TokenBytes, token_classes
+from ninfer.frontend.vocabulary import token_classes
 from ninfer.identity import digest_chain
 from ninfer.inputs import Chat, PromptInput, TextPrompt, TokenPrompt
 from ninfer.options import RequestOptions, SamplingParams
@@ -79,7 +79,7 @@ class Frontend:
         hidden = {t.id for t in vocabulary.added.values() if t.special and t.content not in _SHOWN_TAGS}
         self._protocol = OutputProtocol(
             tokenizer=self._tokenizer,
-            shown=TokenBytes(b"" if i in hidden else data for i, data in enumerate(vocabulary.bytes)),
+            shown=vocabulary.bytes.without(hidden),
             stop_ids=frozenset(self.stop_ids),
             close_tokens=self.close_tokens,
             frontiers=self._frontiers,

@@ -40,7 +40,7 @@ class Frontiers:
             think_close=vocabulary.ids.get(THINK_CLOSE),
             header=tuple(tokenizer.encode(f"{TURN_OPEN}assistant\n")),
             tail=tuple(tokenizer.encode("\n\n")),
-            newline_ended=frozenset(i for i, data in enumerate(vocabulary.bytes) if data.endswith(b"\n")),
+            newline_ended=frozenset(vocabulary.bytes.ending_with(ord("\n"))),
         )
 
     def find(self, tokens: npt.NDArray[np.int32]) -> tuple[int, ...]:

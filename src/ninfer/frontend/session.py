@@ -19,6 +19,7 @@ from ninfer.frontend.envelope import Envelope, RawCall
 from ninfer.frontend.frontiers import Frontiers
 from ninfer.frontend.prompt import PreparedPrompt
 from ninfer.frontend.protocol import CANONICAL_CLOSE, THINK_OPEN
+from ninfer.frontend.rounds import Count, Preview, Round
 from ninfer.frontend.tokenizer import Tokenizer
 from ninfer.options import RequestOptions
 from ninfer.results import (
@@ -26,13 +27,11 @@ from ninfer.results import (
     ConstraintReport,
     Delta,
     FinishReason,
-    StopReason,
     TokenLogprob,
     ToolCall,
     ToolCallEvent,
 )
 
-Ending = tuple[FinishReason, StopReason | None]
 T = TypeVar("T")
 
 
@@ -50,46 +49,6 @@ class OutputProtocol:
     close_tokens: tuple[int, ...]
     frontiers: Frontiers
     replays_thinking: bool
-
-
-@attrs.frozen
-class Preview:
-    """What committing the previewed tokens would do.
-
-    accepted: how many are kept, 1..len(tokens). terminal: the end they bring, or None. boundaries: offsets in
-    (0, accepted] at which a later prompt that contains this answer has the same tokens up to there, and a
-    frontier.
-    """
-
-    accepted: int
-    terminal: Ending | None
-    boundaries: tuple[int, ...]
-
-
-@attrs.define
-class _Count:
-    """Budget and boundary bookkeeping of the output so far; copied for each preview."""
-
-    produced: int = 0
-    thinking: int = 0
-    calls: int = 0
-    close_at: int | None = None
-    """Index of the generated ``</think>`` whose canonical form is still being checked."""
-    ending: Ending | None = None
-
-
-@attrs.define
-class _Round:
-    """The outcome of a preview: the state to be, and what it adds."""
-
-    decoder: Decoder
-    count: _Count
-    tokens: list[int] = attrs.field(factory=list)
-    logprobs: list[TokenLogprob] = attrs.field(factory=list)
-    unsaid: list[tuple[int, TokenLogprob | None]] = attrs.field(factory=list)
-    """Tokens since the last event."""
-    events: list[Delta | ToolCallEvent] = attrs.field(factory=list)
-    boundaries: list[int] = attrs.field(factory=list)
 
 
 class OutputSession:
@@ -134,9 +93,9 @@ class OutputSession:
             either=plan.either,
         )
         self._decoder.resume(prompt.continuation.decode())
-        self._count = _Count()
-        self._ready: _Round | None = None
-        self._round: _Round | None = None
+        self._count = Count()
+        self._ready: Round | None = None
+        self._round: Round | None = None
         self._finished = False
         self._said: dict[Channel, list[str]] = {"thinking": [], "content": []}
         self._calls: list[ToolCall] = []
@@ -307,11 +266,11 @@ class OutputSession:
         if not len(tokens) or not all(0 <= token < len(self._protocol.shown) for token in tokens):
             raise InvariantError(f"cannot preview tokens {list(tokens)!r}")
 
-    def _fork(self) -> _Round:
+    def _fork(self) -> Round:
         ready, self._ready = self._ready, None
-        return ready or _Round(_twin(self._decoder), _twin(self._count), unsaid=list(self._unsaid))
+        return ready or Round(_twin(self._decoder), _twin(self._count), unsaid=list(self._unsaid))
 
-    def _read(self, work: _Round, token: int, logprob: TokenLogprob | None, *, stop: bool) -> None:
+    def _read(self, work: Round, token: int, logprob: TokenLogprob | None, *, stop: bool) -> None:
         """Take one token in: its text, its place in the budgets, the end it may bring."""
         count, decoder = work.count, work.decoder
         was_thinking = decoder.thinking
@@ -331,7 +290,7 @@ class OutputSession:
         if count.ending is None and count.produced >= self._max_tokens:
             count.ending = ("length", "max_tokens")
 
-    def _close_round(self, work: _Round, *, forced: bool = False) -> Preview:
+    def _close_round(self, work: Round, *, forced: bool = False) -> Preview:
         count = work.count
         if count.ending is not None:
             natural = count.ending[0] == "stop"
@@ -347,7 +306,7 @@ class OutputSession:
         self._round = work
         return Preview(len(work.tokens), count.ending, tuple(work.boundaries))
 
-    def _say(self, work: _Round, pieces: Sequence[Piece]) -> None:
+    def _say(self, work: Round, pieces: Sequence[Piece]) -> None:
         """Turn released pieces into events. Each token goes with the first event after it."""
         for piece in pieces:
             since, work.unsaid = work.unsaid, []
@@ -373,7 +332,7 @@ class OutputSession:
 
     # -- reconstruction --------------------------------------------------------------------------------------
 
-    def _watch_close(self, work: _Round, token: int, *, closed: bool) -> None:
+    def _watch_close(self, work: Round, token: int, *, closed: bool) -> None:
         """Report the position behind the canonical close, if a later prompt reaches it with these very tokens."""
         count, frontiers = work.count, self._protocol.frontiers
         if closed and token == frontiers.think_close and self._protocol.replays_thinking:
@@ -385,7 +344,7 @@ class OutputSession:
             work.boundaries.append(len(work.tokens))
         count.close_at = None
 
-    def _renders_alike(self, work: _Round, generated: list[int]) -> bool:
+    def _renders_alike(self, work: Round, generated: list[int]) -> bool:
         """Whether the history's text of this thinking, encoded, is what the prompt and the model spelled."""
         opening = np.flatnonzero(self._prompt.tokens == self._protocol.frontiers.think_open)
         if not opening.size or not self._protocol.frontiers.opens_turn(self._prompt.tokens, int(opening[-1])):
@@ -397,7 +356,7 @@ class OutputSession:
 
     # -- committing ------------------------------------------------------------------------------------------
 
-    def _adopt(self, work: _Round) -> list[Delta | ToolCallEvent]:
+    def _adopt(self, work: Round) -> list[Delta | ToolCallEvent]:
         self._decoder, self._count, self._unsaid = work.decoder, work.count, work.unsaid
         self._tokens += work.tokens
         self._logprobs += work.logprobs

@@ -60,9 +60,9 @@ class TokenBytes(Sequence[bytes]):
 
     __slots__ = ("_block", "_ends")
 
-    def __init__(self, items: Iterable[bytes]) -> None:
-        pieces = list(items)
-        self._block, self._ends = b"".join(pieces), array("I", accumulate(map(len, pieces), initial=0))
+    def __init__(self, block: bytes, lengths: Iterable[int]) -> None:
+        """Tokens of these lengths, one after the other in ``block``."""
+        self._block, self._ends = block, array("I", accumulate(lengths, initial=0))
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -81,6 +81,21 @@ class TokenBytes(Sequence[bytes]):
             raise IndexError(index)
         index %= size
         return self._block[self._ends[index] : self._ends[index + 1]]
+
+    def without(self, ids: Iterable[int]) -> TokenBytes:
+        """The same, but nothing for these ids."""
+        lengths, ends, pieces, at = self.lengths(), self._ends, [], 0
+        for i in sorted(ids):
+            pieces.append(self._block[at : ends[i]])
+            at, lengths[i] = ends[i + 1], 0
+        return TokenBytes(b"".join([*pieces, self._block[at:]]), lengths.tolist())
+
+    def ending_with(self, byte: int) -> list[int]:
+        """Ids whose last byte this is."""
+        lengths, ends = self.lengths(), np.array(self._ends[1:], np.int64)
+        last = np.frombuffer(self._block + b"\0", np.uint8)[ends - 1]
+        found: list[int] = np.flatnonzero((lengths > 0) & (last == byte)).tolist()
+        return found
 
     def __iter__(self) -> Iterator[bytes]:
         block = self._block
@@ -193,7 +208,15 @@ def _token_bytes(pieces: Mapping[int, str], added: Mapping[int, AddedToken]) -> 
         raise broken(f"{_FILE}: model.vocab", f"not a byte-level vocabulary: it uses {min(unknown)!r}")
     if lacking := set(map(chr, _ALPHABET)).difference(plain):
         raise broken(f"{_FILE}: model.vocab", f"no token stands for byte {_ALPHABET[ord(min(lacking))]:#04x} alone")
-    return TokenBytes(
-        pieces[i].encode() if i in added else pieces[i].translate(_ALPHABET).encode("latin-1")
-        for i in range(len(pieces))
-    )
+    blocks: list[bytes] = []
+    lengths: list[int] = []
+    begin = 0
+    for end in (*sorted(added), len(pieces)):  # a character of a plain token is a byte: they are translated by the run
+        run = [pieces[i] for i in range(begin, end)]
+        blocks.append("".join(run).translate(_ALPHABET).encode("latin-1"))
+        lengths += map(len, run)
+        if end in added:
+            blocks.append(pieces[end].encode())
+            lengths.append(len(blocks[-1]))
+        begin = end + 1
+    return TokenBytes(b"".join(blocks), lengths)

@@ -138,12 +138,12 @@ class Units:
         """Run ``B`` anchors and the drafts behind them, and leave their logits."""
         self._upload(frame)
         self._carry(frame, B)
-        self._launch(self._forward[B - 1])
         self._launched_ns = time.perf_counter_ns()
         if self._results_ns and self._rows == B:
             self.counters["decode_gaps"] += 1
             self.counters["decode_gap_ns"] += self._launched_ns - self._results_ns
         self._rows = B
+        self._launch(self._forward[B - 1])
 
     def recall(self, frame: InputFrame, B: int) -> None:
         """Leave the logits of ``B`` rows' stored hidden."""

@@ -154,7 +154,8 @@ class EngineCore:
                     answer.set_result(question(self._worker))
                 except (InvalidRequest, StaleHandle) as refusal:
                     answer.set_exception(refusal)
-            return self._worker.boundary()
+            busy = self._worker.boundary()
+            return busy or (bool(self._questions) and not self._worker.resources.open)
         except BaseException as error:
             self._fail(error)
             return False

@@ -22,7 +22,7 @@ from ninfer.runtime.costs import PrefillRate, Q, TransferRate
 
 SMALL, LARGE = 4 << 10, 4 << 20
 """Bytes of the two copies of each direction: one that shows what a call costs, one that shows what a byte costs."""
-PROMPT = 16
+PROMPT = 8
 """Tokens of the measured prefill, beyond the first."""
 TOKENS_OF_A_UNIT = 64
 """A token is taken to cost at least that part of a unit of one token, most of which is reading the weights."""
@@ -46,9 +46,10 @@ def measure_transfers(device: Device) -> Mapping[str, TransferRate]:
 
 
 def measure_prefill(program: ProgramPort, chunk: int, context: int) -> PrefillRate:
-    """Time two short prompts, of at most ``chunk`` and ``context`` tokens. Leaves nothing behind."""
+    """Time short prompts, of at most ``chunk`` and ``context`` tokens. Leaves nothing behind."""
     longer = min(PROMPT, chunk - 1, context - 1)
-    one, more = (min(_prompt_ns(program, n) for _ in range(2)) for n in (1, 1 + max(longer, 0)))
+    one = min(_prompt_ns(program, 1) for _ in range(2))  # the first one also touches every weight
+    more = _prompt_ns(program, 1 + max(longer, 0))
     token_q32 = max(((more - one) << Q) // max(longer, 1), (one << Q) // TOKENS_OF_A_UNIT)
     return PrefillRate(one, token_q32, token_q32 // PAIRS_OF_A_TOKEN)
 

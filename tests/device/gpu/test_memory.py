@@ -113,13 +113,12 @@ FAULT = """
 import numpy as np
 import pytest
 from ninfer._cpu.device import CpuDevice
-from ninfer._cuda.buffers import CudaBuffer
+from ninfer._cuda.products import pack
 from ninfer._cuda.device import CudaDevice
 from ninfer.errors import DeviceError
 device = CudaDevice(0)
 arena = device.arena(1 << 20)
-nowhere = CudaBuffer(0x10, (1 << 20,), "u64")
-device.launch(device.function("sweep", "sweep"), 1, 256, arena.buffer(0, (4096,), "u64"), nowhere, 1 << 20)
+device.launch(device.function("sweep", "sweep"), 1, 512, pack(arena.buffer(0, (4096,), "u64"), 0x10, 64, 1))
 event = device.event()
 event.record()
 with pytest.raises(DeviceError):
@@ -132,19 +131,20 @@ CpuDevice().close()
 
 
 ENGINE_FAULT = """
-import numpy as np
+import time
 import pytest
 import ninfer
 from device import prebuilt
-from ninfer._cuda.buffers import CudaBuffer
+from ninfer._cuda.products import pack
 prebuilt.use_named()
 model, greedy = "examples/tiny/tiny.ninfer", ninfer.SamplingParams(temperature=0)
 engine = ninfer.Engine(model, device="cuda:0", max_context=512, progress=False)
 want = engine.generate("Hello!", max_tokens=8, sampling=greedy).token_ids
 device = engine._core._worker._program._units.device
 handle = engine.submit("Hello!", max_tokens=400, ignore_eos=True)
-nowhere = CudaBuffer(0x10, (8,), "u64")
-device.launch(device.function("sweep", "sweep"), 1, 256, nowhere, nowhere, 1024)
+while not handle.text:  # it decodes
+    time.sleep(0.001)
+device.launch(device.function("sweep", "sweep"), 1, 512, pack(0x10, 0x10, 64, 1))
 with pytest.raises(ninfer.EngineFailed) as caught:
     handle.result(timeout=30)
 assert isinstance(caught.value.cause, ninfer.DeviceError), repr(caught.value.cause)
