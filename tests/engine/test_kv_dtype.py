@@ -42,6 +42,23 @@ def test_int8_tokens_do_not_depend_on_chunks_or_company(source):
         assert [result.token_ids for result in together.generate(prompts, FIXED)] == expected
 
 
+@pytest.mark.parametrize("spec", ["none", "mtp"])
+def test_int8_pages_are_reused_and_drafted_from_like_others(spec):
+    """A second turn from cached pages, and tokens verified in rounds, are those of a fresh engine without either."""
+    options: dict[str, Any] = {"max_context": 512, "max_concurrency": 1, "kv_dtype": "int8", "progress": False}
+    greedy = ninfer.RequestOptions(max_tokens=24, sampling=ninfer.SamplingParams(temperature=0))
+    messages = [{"role": "user", "content": "Where is Ada? " * 20}]
+    answers = []
+    for extra in ({"cache": ninfer.CacheOptions(enabled=False)}, {"spec": spec}):
+        with ninfer.Engine(TINY, **options, **extra) as engine:
+            first = engine.generate(ninfer.Chat(messages, thinking=False), greedy)
+            turns = [*messages, first.message, {"role": "user", "content": "And Bo?"}]
+            second = engine.generate(ninfer.Chat(turns, thinking=False), greedy)
+        answers.append((first.token_ids, second.token_ids))
+    assert second.usage.cached_tokens > 64
+    assert answers[0] == answers[1]
+
+
 def test_int8_answers_of_a_trained_model_are_those_of_fp32_where_it_is_sure():
     """Greedy, side by side up to the first token that differs: there, and only there, the two best were close."""
     questions = [

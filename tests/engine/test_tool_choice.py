@@ -173,3 +173,24 @@ def test_raw_values_keep_their_white_space(engine):
         assert call.arguments["city"] == text
         tails.add(call.arguments["tail"])
     assert tails == {"a\n</param", "</parameter>\n<parameter=x>\n"}
+
+
+@pytest.mark.parametrize("kind", ["choice", "regex", "grammar", "json_schema"])
+def test_no_call_is_read_out_of_a_constrained_text(engine, kind):
+    """Whatever the constraint, in the stream and in the result."""
+    call = "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
+    constraint = {
+        "choice": OutputConstraint.choice([call]),
+        "regex": OutputConstraint.regex(call.replace("/", "\\/")),
+        "grammar": OutputConstraint.grammar(f"root ::= {json.dumps(call)}"),
+        "json_schema": OutputConstraint.json_schema({"const": call}),
+    }[kind]
+    chat = ninfer.Chat([{"role": "user", "content": "x"}], tools=[LENIENT], thinking=False)
+    handle = engine.submit(chat, constraint=constraint, tool_choice="none", max_tokens=300)
+    events = list(handle)
+    result = handle.result()
+    assert result.text == (json.dumps(call) if kind == "json_schema" else call)
+    assert "".join(event.text for event in events if isinstance(event, ninfer.Delta)) == result.text
+    assert not result.tool_calls
+    assert not any(isinstance(event, ninfer.ToolCallEvent) for event in events)
+    assert (result.finish_reason, result.constraint.branch) == ("stop", "content")

@@ -89,6 +89,17 @@ def test_equals_float64(device: Any, rng: np.random.Generator, shape: AttentionS
 
 
 @pytest.mark.parametrize("dtype", KINDS)
+def test_in_little_shared_memory(device: Any, rng: np.random.Generator, dtype: str) -> None:
+    """As much as the smallest GPUs allow a block."""
+    device.shared_limit = 99 << 10
+    lab, shape, W = Lab(device), SHAPES[3], 40
+    cache = fill(lab, rng, shape, 1, 130 + W, 130 + W, dtype)
+    q, gate = (bf16(rng.normal(size=(1, W, shape.hq, shape.hd))) for _ in range(2))
+    got = run(lab, q, gate, cache, lab.rows(1, W, [130]))
+    close(got[0], attend(q[0], cache.k[0], cache.v[0], gate[0], 130, shape), 6e-3)
+
+
+@pytest.mark.parametrize("dtype", KINDS)
 def test_unwritten_pages_and_padding_rows_are_not_read(device: Any, rng: np.random.Generator, dtype: str) -> None:
     """Page ids beyond a row's length may be anything; what follows its last ordinal in a page may be NaN."""
     lab, shape = Lab(device), SHAPES[0]

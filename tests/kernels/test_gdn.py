@@ -125,6 +125,18 @@ def test_steps_equal_one_pass(device: Any, rng: np.random.Generator) -> None:
         np.testing.assert_array_equal(layer.image()[1][0], want["tail"])
 
 
+@pytest.mark.parametrize("W", [8, 70])
+def test_in_little_shared_memory(device: Any, rng: np.random.Generator, W: int) -> None:
+    """As much as the smallest GPUs allow a block."""
+    device.shared_limit = 99 << 10
+    lab = Lab(device)
+    case = rounded(make(rng, GdnShape(1, 3, 128, 128, 4), 1, W))
+    layer = Layer(lab, case)
+    out, want = layer.run(0, W), reference(case, 0, 0, W)
+    close(out[0], want["out"], 1e-2)
+    close(layer.image()[0][0], want["s"], 1e-2)
+
+
 @pytest.mark.parametrize("W", [6, 24])
 def test_padding_leaves_no_trace(device: Any, rng: np.random.Generator, W: int) -> None:
     lab, shape = Lab(device), GdnShape(1, 2, 16, 32, 4)

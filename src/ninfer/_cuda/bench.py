@@ -270,7 +270,7 @@ class Bench:
                 ]
 
             moved = B * 48 * 128 * 128 * 4 * (1 if recorded else 2)
-            self.case(f"gdn B={B} W={W}{' recorded' if recorded else ''}", "gdn gdn_chunk", moved, make)
+            self.case(f"gdn B={B} W={W}{' recorded' if recorded else ''}", "gdn gdn_chunk gdn_carry", moved, make)
 
         def fold() -> Any:
             B, W, C = 8, 8, shape.channels

@@ -10,11 +10,10 @@ from ninfer.errors import InvariantError
 from ninfer.ops import GdnRecord, GdnShape, GdnState, Rows
 
 FEW = 16
-"""Up to so many columns a row, a layer is one launch, column after column."""
+"""Up to so many columns a row, where shared memory holds them, a layer is one launch, column after column."""
 
-CHUNK, SLICE, GROUP = 64, 32, 4
-"""Columns of a row that go together where there are many; columns of the state that four warps carry; value heads
-whose inverse a block works on at once."""
+CHUNK, SLICE = 64, 32
+"""Columns of a row that go together where there are many; columns of the state that four warps carry."""
 
 FEATURES, TAPS = 128, 4
 """Features of a key or a value, and taps of the convolution, at most."""
@@ -40,22 +39,34 @@ class DeltaNet:
     ) -> None:  # fmt: skip
         """inputs: q, k, v, z, a, b, convolution, a_log, dt_bias, norm. tickets i32: zeros, left as zeros."""
         _check(shape)
-        if room.nbytes < scratch(rows.B * rows.W, shape):
+        if room.nbytes < self.scratch(rows.B * rows.W, shape):
             raise InvariantError(f"scratch of {room.nbytes} bytes")
-        words = _words(out, inputs, state, record, None, rows, shape, eps, room, tickets)
-        if rows.W <= FEW:
-            shared = 4 * ((FEATURES + 2 * _WARPS) * FEATURES + rows.W * (2 * FEATURES + 3 * shape.dv + 2))
+        ratio, limit = shape.nv // shape.nk, self._device.shared_limit
+        group = 4 if _chunk_shared(4, ratio) <= limit else 2
+        words = _words(out, inputs, state, record, None, rows, shape, eps, room, tickets, group)
+        if self._few(shape) >= rows.W:
+            shared = _few_shared(rows.W, shape)
             self._launch("gdn", f"gdn_few{_odd(shape)}", (shape.nv, rows.B), 256, words, shared)
             return
         chunks, slices = -(-rows.W // CHUNK), -(-shape.dv // SLICE)
-        shared = _KEYS + 4 * CHUNK * (GROUP * (CHUNK + 4) + 2 * shape.nv // shape.nk)
-        self._launch("gdn_chunk", "gdn_chunk", (shape.nk, chunks, rows.B), 256, words, shared)
-        wide = slices > 1 and rows.B * shape.nv * slices > self._device.multiprocessors
-        step = 2 if wide else 1  # slices of a block: two where there are blocks enough
-        shared = 2 * (_KEYS + 2 * _SQUARE + _GATES + step * _VALUES) + 2 * FEATURES * CHUNK + 3 * _SQUARE
+        grid = (shape.nk, chunks, rows.B)
+        self._launch("gdn_chunk", "gdn_chunk", grid, 256, words, _chunk_shared(group, ratio))
+        crowded = slices > 1 and rows.B * shape.nv * slices > self._device.multiprocessors
+        choices = [("32", 1, 2), ("less", 1, 1)]  # name, slices of a block, chunks on their way
+        if crowded:
+            choices.insert(0, ("64", 2, 2))
+        name, step, stages = next(c for c in choices if _carry_shared(c[1], c[2]) <= limit or c[0] == "less")
         grid = (-(-slices // step), shape.nv, rows.B)
-        self._launch("gdn_chunk", f"gdn_carry_{step * SLICE}", grid, step * 128, words, shared)
-        self._launch("gdn_chunk", "gdn_finish", rows.B * rows.W, 256, words)
+        self._launch("gdn_carry", f"gdn_carry_{name}", grid, step * 128, words, _carry_shared(step, stages))
+        self._launch("gdn_carry", "gdn_finish", rows.B * rows.W, 256, words)
+
+    def scratch(self, tokens: int, shape: GdnShape) -> int:
+        """Bytes that ``run`` needs for up to ``tokens`` tokens."""
+        few = self._few(shape)
+        if tokens <= few:
+            return 0
+        chunks = min(-(-tokens // (few + 1)), tokens // CHUNK + _BATCH)
+        return chunks * (shape.nk * _KEYS + shape.nv * (2 * _SQUARE + _GATES + -(-shape.dv // SLICE) * _VALUES))
 
     def fold(self, state: GdnState, record: GdnRecord, accepted: CudaBuffer, rows: Rows, shape: GdnShape) -> None:
         _check(shape)
@@ -63,17 +74,27 @@ class DeltaNet:
         shared = 4 * (rows.W * (FEATURES + shape.dv + 1) + 1)
         self._launch("gdn", f"gdn_fold{_odd(shape)}", (shape.nv, rows.B), 256, words, shared)
 
+    def _few(self, shape: GdnShape) -> int:
+        """The most columns a row that are one launch."""
+        return next(n for n in range(FEW, -1, -1) if _few_shared(n, shape) <= self._device.shared_limit)
+
     def _launch(self, module: str, symbol: str, grid: Any, block: int, words: bytes, shared: int = 0) -> None:
         function = self._device.function(module, symbol, shared)
         self._device.launch(function, grid, block, words, shared=shared, dependent=True)
 
 
-def scratch(tokens: int, shape: GdnShape) -> int:
-    """Bytes that ``run`` needs for up to ``tokens`` tokens."""
-    if tokens <= FEW:
-        return 0
-    chunks = min(-(-tokens // (FEW + 1)), tokens // CHUNK + _BATCH)
-    return chunks * (shape.nk * _KEYS + shape.nv * (2 * _SQUARE + _GATES + -(-shape.dv // SLICE) * _VALUES))
+def _few_shared(columns: int, shape: GdnShape) -> int:
+    """Shared memory of a few columns: the state, what warps exchange for a column and the next, the columns."""
+    parts = _WARPS * (4 if columns > 1 else 2)
+    return 4 * ((FEATURES + parts) * FEATURES + columns * (2 * FEATURES + 3 * shape.dv + 2))
+
+
+def _chunk_shared(group: int, ratio: int) -> int:
+    return _KEYS + 4 * CHUNK * (group * (CHUNK + 4) + 2 * ratio)
+
+
+def _carry_shared(slices: int, stages: int) -> int:
+    return stages * (_KEYS + 2 * _SQUARE + _GATES + slices * _VALUES) + 2 * FEATURES * CHUNK + 3 * _SQUARE
 
 
 def _odd(shape: GdnShape) -> str:
@@ -88,10 +109,10 @@ def _check(shape: GdnShape) -> None:
 
 def _words(
     out: Any, inputs: tuple[Any, ...], state: GdnState, record: GdnRecord | None, accepted: Any, rows: Rows,
-    shape: GdnShape, eps: float, room: Any, tickets: Any,
+    shape: GdnShape, eps: float, room: Any, tickets: Any, group: int = 0,
 ) -> bytes:  # fmt: skip
     kept = (record.k, record.d, record.g, record.c) if record else (None,) * 4
     return pack(
         out, *inputs, state.s, state.tail, *kept, rows.start, rows.width, rows.read, rows.write, accepted, room,
-        tickets, eps, rows.W, shape.nk, shape.nv, shape.dk, shape.dv, shape.taps,
+        tickets, eps, rows.W, shape.nk, shape.nv, shape.dk, shape.dv, shape.taps, group,
     )  # fmt: skip

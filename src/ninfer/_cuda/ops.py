@@ -152,9 +152,14 @@ class CudaOps:
         width = next((w for w in (64, 128, 256) if shape.hd <= w), None)
         if width is None or kv.k.dtype not in ("bf16", "i8"):
             raise InvariantError(f"heads of {shape.hd} features over {kv.k.dtype} keys")
-        queries = rows.W * (shape.hq // shape.hk)
+        queries, coded = rows.W * (shape.hq // shape.hk), kv.k.dtype == "i8"
         shares_keys = queries <= _SHARED_KEYS
-        tiles = -(-queries // (16 if shares_keys else 64))
+        page = 2 * _PAGE * (width + width // 32 if coded else 2 * width)
+        wide = 2 * _PAGE * width if coded else 0  # int8 pages become a tile of bf16
+        kernel, tile, shared = "rows", 64, 128 * width + page + wide
+        if shares_keys:  # the warps' sums take the place of queries, keys and values
+            kernel, tile, shared = "keys", 16, max(32 * width + (2 if coded else 1) * page, 4 * 64 * width)
+        tiles = -(-queries // tile)
         units = rows.B * shape.hk * tiles
         splits = max(1, self._units // units) if shares_keys else 1
         splits = min(splits, kv.blocks.shape[1])
@@ -163,14 +168,8 @@ class CudaOps:
             out, q, gate, kv.k, kv.v, kv.k_scale, kv.v_scale, kv.blocks, rows.start, rows.width, rows.table, scratch,
             scale, rows.W, kv.blocks.shape[1], shape.hq, shape.hk, shape.hd, splits,
         )  # fmt: skip
-        page = 2 * _PAGE * (2 * width if kv.k.dtype == "bf16" else width + width // 32)
-        if shares_keys:  # the warps' sums take the place of queries, keys and values
-            shared = max(32 * width + (1 if kv.k.dtype == "bf16" else 2) * page, 4 * 64 * width)
-        else:
-            shared = (128 if kv.k.dtype == "bf16" else 256) * width + page  # int8 pages become a tile of bf16
         grid = (tiles, shape.hk * splits, rows.B)
-        symbol = f"attention_{'keys' if shares_keys else 'rows'}_{width}"
-        self._launch(f"attention_{kv.k.dtype}", symbol, grid, 128, words, shared)
+        self._launch(f"attention_{kv.k.dtype}", f"attention_{kernel}_{width}", grid, 128, words, shared)
         if splits > 1:
             threads = -(-shape.hd // 32) * 32
             self._launch("attention", "attention_merge", (rows.B * rows.W, shape.hq), threads, words, 4 * splits)
@@ -208,7 +207,7 @@ class CudaOps:
         self._delta.run(out, inputs, state, record, rows, shape, eps, scratch, self._products.tickets)
 
     def gdn_scratch(self, tokens: int, shape: GdnShape) -> int:
-        return gdn.scratch(tokens, shape)
+        return self._delta.scratch(tokens, shape)
 
     def gdn_fold(self, state: GdnState, record: GdnRecord, accepted: CudaBuffer, rows: Rows, shape: GdnShape) -> None:
         self._delta.fold(state, record, accepted, rows, shape)

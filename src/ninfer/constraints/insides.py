@@ -98,9 +98,9 @@ class ContentIndex:
                 found[trie.occurrences(char).node] = True
             for begin, end in zip(trie.levels[-2:0:-1], trie.levels[:1:-1]):
                 found[trie.parent[begin:end][found[begin:end]]] = True
+            if len(self._ways) >= _MOST_WAYS:
+                self._ways = {}
             self._ways[key] = found
-            while len(self._ways) > _MOST_WAYS:
-                self._ways.pop(next(iter(self._ways)), None)
         return found
 
     def reading(self, escape: int) -> Reading:

@@ -39,6 +39,7 @@ from ninfer.errors import InvariantError
 
 _MAX_POINTS = 30_000
 _POINT_BYTES = 1000
+"""Of a point, and of what is reached from some states; as measured, like those of a region."""
 _REGION_BYTES = 500
 _MAX_CLOSURE = 200_000
 
@@ -63,7 +64,7 @@ class Pushdown:
     @property
     def nbytes(self) -> int:
         """About what it holds, bytes."""
-        return len(self._points) * _POINT_BYTES + len(self.regions) * _REGION_BYTES
+        return (len(self._points) + len(self._spreads)) * _POINT_BYTES + len(self.regions) * _REGION_BYTES
 
     def parser(self) -> PointParser:
         return PointParser(self)

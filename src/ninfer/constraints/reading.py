@@ -59,8 +59,8 @@ class Reading:
 
     @property
     def nbytes(self) -> int:
-        more = sum(array.nbytes for array in self.counts) if self.counts else 0
-        return self.escapes.nbytes + self.decoded.nbytes + self.whole.nbytes + more
+        arrays = [self.escapes, self.decoded, self.whole, *(self.counts or ()), *tuple(self.foreigners.values())]
+        return sum(array.nbytes for array in arrays)
 
     def foreign(self, trie: TokenTrie, common: Spans) -> Flags:
         """Which places in ``trie.ids`` hold a character, or the beginning of one, that may be in none of some spans."""
@@ -80,9 +80,9 @@ class Reading:
                 within |= (low <= trie.low) & (trie.high < high)
             found[trie.cut] |= ~within
             found[self.unfinished] = True
+            if len(self.foreigners) >= _MOST_COMMON:
+                self.foreigners = {}
             self.foreigners[common] = found
-            while len(self.foreigners) > _MOST_COMMON:
-                self.foreigners.pop(next(iter(self.foreigners)), None)
         return found
 
     def counted(self, trie: TokenTrie) -> tuple[Ints, Ints]:

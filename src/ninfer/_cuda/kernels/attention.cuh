@@ -96,11 +96,14 @@ template <class A, class B> struct Either<false, A, B> {
 // The query rows of one key head are (column, head) pairs. With KEYS = PAGE a warp takes 16 of them and all keys of a page;
 // with KEYS = 16 the warps of a block share out a page's keys for the same 16 rows and merge what they have at the end.
 // blocks: (row tiles, key heads * splits, B); a split takes a run of pages. The last tiles, which see most, go first.
-// int8 pages that every warp reads whole are widened once, into a tile of bf16, first keys, then values.
-template <int HD, int KEYS, class Plane> DEVICE void attention(const Attention& a) {
+//
+// With two STAGES of pages, a page's room is filled again as soon as every warp has left it; with one,
+// the keys are fetched while the values are used and the other way around. int8 pages that every warp reads whole are widened
+// once, into a tile of bf16, first keys, then values.
+template <int HD, int KEYS, int STAGES, class Plane> DEVICE void attention(const Attention& a) {
     DYNAMIC_SHARED(shared);
     after_predecessors();
-    constexpr int M = KEYS == PAGE ? 16 * WARPS : 16, STAGES = KEYS == PAGE ? 1 : Plane::STAGES;
+    constexpr int M = KEYS == PAGE ? 16 * WARPS : 16;
     constexpr bool WIDENS = Plane::SCALES && KEYS == PAGE;
     using Operand = typename Either<WIDENS, Bf16Plane<HD>, Plane>::Type;
     u8 *const queries = shared, *const stages = queries + M * 2 * HD;  // [STAGES]: keys, values
@@ -127,10 +130,11 @@ template <int HD, int KEYS, class Plane> DEVICE void attention(const Attention& 
         copies_commit();
     };
     auto keys_of = [&](int page) { return stages + (page - page_begin) % STAGES * 2 * Plane::BYTES; };
-    for (int page = page_begin; page < page_begin + STAGES; ++page) {
-        load(a.keys, a.key_scales, keys_of(page), page);
-        load(a.values, a.value_scales, keys_of(page) + Plane::BYTES, page);
-    }
+    auto load_keys = [&](int page) { load(a.keys, a.key_scales, keys_of(page), page); };
+    auto load_values = [&](int page) { load(a.values, a.value_scales, keys_of(page) + Plane::BYTES, page); };
+    load_keys(page_begin);
+    load_values(page_begin);
+    if (STAGES == 2) load_keys(page_begin + 1);
     for (int i = thread(); i < M * HD / 8; i += threads()) {
         const int row = first + i / (HD / 8), d = i % (HD / 8) * 8;
         Word4 v = {0, 0, 0, 0};
@@ -150,18 +154,18 @@ template <int HD, int KEYS, class Plane> DEVICE void attention(const Attention& 
 
     for (int page = page_begin; page < page_end; ++page) {
         u8 *const keys = keys_of(page), *const values = keys + Plane::BYTES;
-        copies_wait<2 * STAGES - 1>();
+        copies_wait<STAGES>();
         sync();
+        if (STAGES == 2) load_values(page + 1);
         if constexpr (WIDENS) {
             Plane::widen_page(wide, keys, groups);
             sync();
-            load(a.keys, a.key_scales, keys, page + STAGES);
         }
         float s[KEYS / 8][4] = {};
         score<HD, KEYS, Operand>(s, queries, own, WIDENS ? wide : keys, key_begin, groups, here(lane));
-        if constexpr (!WIDENS) {
+        if (STAGES == 1) {
             sync();
-            load(a.keys, a.key_scales, keys, page + STAGES);
+            load_keys(page + 1);
         }
 
         if (page * PAGE + key_begin + KEYS - 1 > start + first / ratio)  // some row here may not see some key
@@ -193,17 +197,17 @@ template <int HD, int KEYS, class Plane> DEVICE void attention(const Attention& 
 #pragma unroll
                 for (int j = 0; j < 4; ++j) sums[n][j] *= factor[j / 2];
 
-        copies_wait<2 * STAGES - 1>();
+        copies_wait<STAGES>();
         sync();
+        if (STAGES == 2) load_keys(page + 2);
         if constexpr (WIDENS) {
             Plane::widen_page(wide, values, groups);
             sync();
-            load(a.values, a.value_scales, values, page + STAGES);
         }
         weigh<HD, KEYS, Operand>(sums, s, WIDENS ? wide : values, key_begin, groups, here(lane));
-        if constexpr (!WIDENS) {
+        if (STAGES == 1) {
             sync();
-            load(a.values, a.value_scales, values, page + STAGES);
+            load_values(page + 1);
         }
     }
     copies_wait<0>();
@@ -274,6 +278,6 @@ template <int HD, int KEYS, class Plane> DEVICE void attention(const Attention& 
     }
 }
 
-#define ATTENTION(HD, PLANE)                                                       \
-    KERNEL(attention_rows_##HD, Attention, 128, HD == 256 ? 2 : 1) { attention<HD, PAGE, PLANE<HD>>(a); } \
-    KERNEL(attention_keys_##HD, Attention, 128, HD == 256 ? 2 : 1) { attention<HD, 16, PLANE<HD>>(a); }
+#define ATTENTION(HD, PLANE, KEYS_STAGES)                                                                     \
+    KERNEL(attention_rows_##HD, Attention, 128, HD == 256 ? 2 : 1) { attention<HD, PAGE, 1, PLANE<HD>>(a); }  \
+    KERNEL(attention_keys_##HD, Attention, 128, HD == 256 ? 2 : 1) { attention<HD, 16, KEYS_STAGES, PLANE<HD>>(a); }

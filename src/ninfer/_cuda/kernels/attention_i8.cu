@@ -1,6 +1,6 @@
 // Attention over planes of int8.
 #include "attention.cuh"
 
-ATTENTION(64, Int8Plane)
-ATTENTION(128, Int8Plane)
-ATTENTION(256, Int8Plane)
+ATTENTION(64, Int8Plane, 2)
+ATTENTION(128, Int8Plane, 2)
+ATTENTION(256, Int8Plane, 2)

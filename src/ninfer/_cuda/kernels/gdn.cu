@@ -69,13 +69,13 @@ template <bool VECTORS> struct State {
         store4(parts + first / ROWS * WIDE + column, sum);
     }
 
-    // s <- decay * s + k d^T, also to global memory where there is any; its part of s^T q into parts.
-    DEVICE void advance(float decay, const float* k, const float (&d)[4], const float* q, float* parts, float* state, int dv) const {
-        float sum[4] = {0, 0, 0, 0};
+    // s <- decay * s + k d^T, to global memory where there is any; its parts of s^T q and s^T next into outputs and errors.
+    DEVICE void advance(float decay, const float* k, const float (&d)[4], const float* q, float* outputs, const float* next, float* errors, float* state, int dv) const {
+        float sum[4] = {0, 0, 0, 0}, error[4] = {0, 0, 0, 0};
 #pragma unroll 2
         for (int r = 0; r < ROWS; r += 4) {
-            float kk[4], qq[4];
-            load4(kk, k + first + r), load4(qq, q + first + r);
+            float kk[4], qq[4], nn[4];
+            load4(kk, k + first + r), load4(qq, q + first + r), load4(nn, next + first + r);
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 float x[4];
@@ -83,13 +83,14 @@ template <bool VECTORS> struct State {
 #pragma unroll
                 for (int c = 0; c < 4; ++c) {
                     x[c] = x[c] * decay + kk[i] * d[c];
-                    sum[c] += x[c] * qq[i];
+                    sum[c] += x[c] * qq[i], error[c] += x[c] * nn[i];
                 }
                 if (!state) store4(own + (r + i) * WIDE, x);
                 else if (r + i < rows) store_quad<VECTORS>(state + (i64)(first + r + i) * dv, x, column, dv);
             }
         }
-        store4(parts + first / ROWS * WIDE + column, sum);
+        store4(outputs + first / ROWS * WIDE + column, sum);
+        if (errors) store4(errors + first / ROWS * WIDE + column, error);
     }
 };
 
@@ -154,12 +155,13 @@ struct Channel {
 
 // Latency is all: what is constant is loaded before the predecessors end, everything else at once after they did.
 template <bool VECTORS> DEVICE void few(const Gdn& a) {
+    release_successors();
     DYNAMIC_SHARED(shared);
     __shared__ int last;
     const int head = block_x(), b = block_y(), ratio = (int)(a.nv / a.nk), key = head / ratio, warp = thread() / 32, lane = thread() % 32;
     const int W = (int)a.W, dk = (int)a.dk, dv = (int)a.dv;
     const i64 channels = channels_of(a), keys = a.nk * a.dk;
-    float *room = (float*)shared, *errors = room + DK * WIDE, *outputs = errors + WARPS * WIDE, *q = outputs + WARPS * WIDE, *k = q + W * DK;
+    float *room = (float*)shared, *parts = room + DK * WIDE, *q = parts + (W > 1 ? 4 : 2) * WARPS * WIDE, *k = q + W * DK;
     float *v = k + W * DK, *o = v + W * dv, *gated = o + W * dv, *gates = gated + W * dv;  // gates [W][2]
     const float rate = expf(a.a_log[head]), bias = a.dt_bias[head];
 
@@ -219,26 +221,35 @@ template <bool VECTORS> DEVICE void few(const Gdn& a) {
     copies_wait<0>();
     sync();
 
+    // the warps' sums for the errors and the outputs of a column; the next column's lie apart
+    auto errors = [&](int t) { return parts + t % 2 * 2 * WARPS * WIDE; };
+    auto outputs = [&](int t) { return errors(t) + WARPS * WIDE; };
+    auto sum_outputs = [&](int t) {
+        if (warp != t % WARPS) return;
+        float out[4];
+        sum_parts(out, outputs(t), lane);
+        for (int c = 0; c < 4; ++c)
+            if (4 * lane + c < dv) o[t * dv + 4 * lane + c] = out[c];
+    };
+    state.read(errors(0), k);
 #pragma unroll 1
     for (int t = 0; t < width; ++t) {
-        float d[4], out[4];
-        const float decay = gates[2 * t], beta = gates[2 * t + 1];
-        state.read(errors, k + t * DK);
         sync();
-        sum_parts(d, errors, lane);
+        float d[4];
+        const float decay = gates[2 * t], beta = gates[2 * t + 1];
+        sum_parts(d, errors(t), lane);
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
             const int column = 4 * lane + c;
             d[c] = beta * ((column < dv ? v[t * dv + column] : 0.0f) - decay * d[c]);
             if (a.record_d && warp == 0 && column < dv) a.record_d[((token + t) * a.nv + head) * dv + column] = d[c];
         }
-        state.advance(decay, k + t * DK, d, q + t * DK, outputs, t + 1 < width || a.record_k ? nullptr : state_of(a, write, head), dv);
-        sync();
-        if (warp != t % WARPS) continue;
-        sum_parts(out, outputs, lane);
-        for (int c = 0; c < 4; ++c)
-            if (4 * lane + c < dv) o[t * dv + 4 * lane + c] = out[c];
+        if (t) sum_outputs(t - 1);
+        const bool done = t + 1 == width;
+        state.advance(decay, k + t * DK, d, q + t * DK, outputs(t), k + (done ? t : t + 1) * DK, done ? nullptr : errors(t + 1), done && !a.record_k ? state_of(a, write, head) : nullptr, dv);
     }
+    sync();
+    sum_outputs(width - 1);
     if (thread() == 0) last = ticket == ratio - 1;
     sync();
 #pragma unroll 1

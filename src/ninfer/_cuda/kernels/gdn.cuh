@@ -26,7 +26,7 @@ struct Gdn {
     u8* chunks;           // scratch of many columns, see gdn_chunk.cu
     int* tickets;         // [B, nk], zero between launches
     double eps;
-    i64 W, nk, nv, dk, dv, taps;
+    i64 W, nk, nv, dk, dv, taps, group;  // group: value heads whose inverse a block works on at once
 };
 
 DEVICE i64 channels_of(const Gdn& a) { return 2 * a.nk * a.dk + a.nv * a.dv; }

@@ -22,7 +22,6 @@ template <int PIECES, class Place> DEVICE void load_page(const u8* src, int vali
 // bf16: fragments come as whole 8 x 8 tiles.
 template <int HD> struct Bf16Plane {
     static constexpr bool SCALES = false;
-    static constexpr int STAGES = 1;  // pages that are on their way where a block shares out keys
     static constexpr int BYTES = PAGE * 2 * HD;
 
     // The page that begins at row `place` of hd features of the plane; zero beyond hd and from row `valid` on.
@@ -56,7 +55,6 @@ template <int HD> struct Bf16Plane {
 // page, [PAGE, groups] fp16, follow the codes.
 template <int HD> struct Int8Plane {
     static constexpr bool SCALES = true;
-    static constexpr int STAGES = 2;
     static constexpr int CODES = PAGE * HD, BYTES = CODES + PAGE * HD / SCALED * 2;
 
     static DEVICE u8* place(u8* tile, int row, int p) { return tile + row * HD + (p ^ row & (HD < 128 ? 3 : 7)) * 16; }
