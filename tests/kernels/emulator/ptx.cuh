@@ -228,6 +228,10 @@ DEVICE void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
         c[i] = (float)sum;
     }
 }
+DEVICE void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1, float c0, float c1, float c2, float c3) {
+    d[0] = c0, d[1] = c1, d[2] = c2, d[3] = c3;
+    mma(d, a0, a1, a2, a3, b0, b1);
+}
 DEVICE void tiles(u32 (&r)[4], const void* row, bool transposed) {
     emulator::aligned(row, 16, "load_tiles from a misaligned address");
     u32 words[2] = {(u32)(uintptr_t)row, (u32)((uintptr_t)row >> 32)};
