@@ -15,7 +15,7 @@ MAX_JOBS, MAX_SEGMENTS = 4, 20
 
 STAGES = 3
 WARPS, FEW_WARPS = 4, 3
-"""Of a block, as powers of two: the second where a warp would have less than ``_FEW`` chunks."""
+"""Of a block, as powers of two: the second where a warp would have few chunks."""
 
 CHUNK_COLUMNS = (64, 64, 256, 256, 256, 128, 256, 128)
 CHUNK_BYTES = (2048, 4096, 2176, 2688, 3200, 2176, 2304, 2048)
@@ -27,9 +27,11 @@ BIAS = (0, 0, 136, 144, 160, 0, 0, 0)
 _WIDE_WARPS = {32: 16, 64: 12, 128: 8}
 """Warps that a multiprocessor has registers for, by columns."""
 
-_FEW = 6
-_SHARING = 30.0
-"""What it costs to add up a tile that blocks share, in chunks a block could have read meanwhile."""
+_FEW = (6, 3)
+"""Chunks of a warp that are few: read as they are, or decoded with more work."""
+
+_SHARING, _PART = 30.0, 2.0
+"""What it costs to add up a tile that blocks share, and each part of it, in chunks a block could have read meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ def plan(sizes: Sequence[tuple[int, int]], columns: int, K: int, blocks: int, li
         jobs = _jobs(sizes, columns, K, blocks, limit, 1 << warps)
         if jobs is None:
             continue
-        if warps > FEW_WARPS and max(job.run for job in jobs) < _FEW << warps:
+        if warps > FEW_WARPS and all(job.run < (_FEW[BIAS[job.format] > 0] << warps) for job in jobs):
             continue
         return Plan(jobs, warps)
     return None
@@ -110,7 +112,7 @@ def _job(format: int, tiles: int, columns: int, K: int, blocks: int, room: int, 
             parts = slices if whole else -(-(chunks - 1) // max(1, tiles * chunks // used)) + 1
             # the columns come from the second-level cache, before anything else can happen
             time = run + columns * slice / CHUNK_BYTES[format]
-            time += _SHARING * max(1.0, tiles / used / warps) * (parts > 1)
+            time += (_SHARING * max(1.0, tiles / used / warps) + _PART * parts) * (parts > 1)
             if best is None or time < best[0]:
                 best = time, Job(format, tiles, slices, slice, used, whole, parts, shared, run)
     return best and best[1]

@@ -51,7 +51,8 @@ template <int NT> DEVICE bool add_parts(const Stream& a, Sums<NT>& sums, int tic
     if (from_lane(arrived, 0) < parts - 1) return false;
     fence();
     sums.zero();
-#pragma unroll 1
+    constexpr int at_once = NT < 4 ? 4 : 1;
+#pragma unroll at_once
     for (int i = 0; i < parts; ++i)
 #pragma unroll
         for (int n = 0; n < NT; ++n) {
