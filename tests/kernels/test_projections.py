@@ -9,6 +9,7 @@ import pytest
 from kernels.checks import close, poison
 from ops.harness import FORMATS, Lab, bf16
 
+from ninfer._cuda import shares
 from ninfer.ops import Segment
 
 EPS = 1e-6
@@ -37,6 +38,27 @@ def test_every_format_and_width(device: Any, rng: np.random.Generator, format: s
             scratch = poison(lab, lab.ops.norm_scratch(T, K))
             lab.ops.norm_project([out], lab.put(x, "bf16"), None, [matrix], 0.0, scratch)
             close(lab.get(out), x @ exact.T)
+
+
+@pytest.mark.parametrize("format", ["bf16", "q4_g64_fp16", "q5_g64_fp16", "fp8_e4m3fn_row_bf16"])
+@pytest.mark.parametrize("T", [1, 4, 12, 33, 100])
+def test_blocks_share_tiles(
+    device: Any, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, format: str, T: int
+) -> None:
+    """Blocks begin and end inside tiles, or have a slice of K; twice, as the second finds what the first left."""
+    lab, N, K = Lab(device), 72, 2304
+    monkeypatch.setattr(shares, "_SHARING", 0.0)
+    monkeypatch.setattr(shares, "_PART", 0.0)
+    monkeypatch.setattr(device, "multiprocessors", 7)
+    device.shared_limit = (180 if T % 3 else 99) << 10
+    matrix, exact = lab.matrix(format, rng.normal(size=(N, K)) / np.sqrt(K))
+    x, w = bf16(rng.normal(size=(T, K))), bf16(rng.normal(size=K) * 0.2)
+    scratch = poison(lab, lab.ops.norm_scratch(T, K))
+    for order in range(2):
+        device.order = order
+        out = lab.empty(T, N, dtype="bf16")
+        lab.ops.norm_project([out], lab.put(x, "bf16"), lab.put(w, "bf16"), [matrix], EPS, scratch)
+        close(lab.get(out), norm1(x, w) @ exact.T)
 
 
 @pytest.mark.parametrize("T", [1, 5, 30, 140])

@@ -24,14 +24,11 @@ CHUNK_BYTES = (2048, 4096, 2176, 2688, 3200, 2176, 2304, 2048)
 BIAS = (0, 0, 136, 144, 160, 0, 0, 0)
 """What codes are too large by when they are multiplied."""
 
-_WIDE_WARPS = {32: 16, 64: 12, 128: 8}
-"""Warps that a multiprocessor has registers for, by columns."""
-
 _FEW = (6, 3)
 """Chunks of a warp that are few: read as they are, or decoded with more work."""
 
 _SHARING, _PART = 30.0, 2.0
-"""What it costs to add up a tile that blocks share, and each part of it, in chunks a block could have read meanwhile."""
+"""What it costs to add up a tile that blocks share, and each of its parts, in chunks a block could have read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +140,9 @@ def wide(format: int, tiles: int, columns: int, K: int, blocks: int, limit: int)
     for most in (128, 64, 32):
         if most >= 2 * columns and most > 32:
             continue
-        for warps, stages in ((16, 3), (16, 2), (12, 3), (12, 2), (8, 3), (8, 2), (4, 2)):
+        for warps, stages in ((16, 3), (16, 2), (8, 3), (8, 2), (4, 2)):
             shared = stages * (2 * width * most + (width // 64 * most * 4 if BIAS[format] else 0) + warps * bytes)
-            if shared <= limit and warps <= _WIDE_WARPS[most]:
+            if shared <= limit and (most < 128 or warps <= 8):
                 chunks, rows = -(-K // width), -(-tiles // warps)
                 used = max(1, min(blocks, rows * chunks // 2))
                 parts = -(-(chunks - 1) // max(1, rows * chunks // used)) + 1

@@ -18,6 +18,7 @@ DEVICE u64 rank(float v, int id) {
 
 // A warp a token.
 KERNEL(route, Route, 128, 1) {
+    release_successors();
     after_predecessors();
     const int token = block_x() * 4 + thread() / 32, lane = thread() % 32;
     if (token >= a.tokens) return;
@@ -61,21 +62,23 @@ struct Experts {
 
 constexpr int FEW = 8, MANY = 4, NT = 4;  // warps of a block, and eights of columns
 
-DEVICE void put_column(u8* x, const u16* from, int K, int padded) {
-    for (int k = 8 * (thread() % 32); k < padded; k += 256) *(Word4*)(x + 2 * k) = operand_order(load8(from, k, K, K % 8 == 0));
+// The work of `count` threads, of which this one is number `own`.
+DEVICE void put_column(u8* x, const u16* from, int K, int padded, int own, int count) {
+    for (int k = 8 * own; k < padded; k += 8 * count) *(Word4*)(x + 2 * k) = operand_order(load8(from, k, K, K % 8 == 0));
 }
 
 // Few tokens: blocks (16 rows of gate and up, slots); the warps share out K.
 KERNEL(experts_few_swiglu, Experts, 256, 1) {
     DYNAMIC_SHARED(shared);
     __shared__ float sums[FEW][32];
+    release_successors();
     after_predecessors();
     const int slot = block_y(), expert = a.ids[slot], warp = thread() / 32, lane = thread() % 32;
     const int K = (int)a.K, padded = (K + 127) / 128 * 128, begin = 16 * block_x(), left = (int)a.rows - begin;
     const Segment *gate = a.first + expert, *up = a.second + expert;
     const Rows16 rows[2] = {{gate, (int)gate->first + begin, left}, {up, (int)up->first + begin, left}};
     u8* x = shared + FEW * STAGES * a.stage;
-    if (warp == 0) put_column(x, a.x + slot / a.k * K, K, padded);
+    put_column(x, a.x + slot / a.k * K, K, padded, thread(), threads());
     sync();
     float total[2][1][4] = {};
     walk_sums(total, rows, shared + warp * STAGES * a.stage, (int)a.stage, x, K, warp, FEW);
@@ -97,6 +100,7 @@ KERNEL(experts_few_swiglu, Experts, 256, 1) {
 KERNEL(experts_few_down, Experts, 256, 1) {
     DYNAMIC_SHARED(shared);
     __shared__ float sums[FEW][32];
+    release_successors();
     after_predecessors();
     const int token = block_y(), warp = thread() / 32, lane = thread() % 32;
     const int K = (int)a.K, padded = (K + 127) / 128 * 128, begin = 32 * block_x(), left = (int)a.rows - begin;
@@ -108,7 +112,7 @@ KERNEL(experts_few_down, Experts, 256, 1) {
         const int first = (int)down->first + begin;
         Rows16 rows[2] = {{down, first, left}, {down, first + 16, left - 16}};
         if (left <= 16) rows[1] = {down, first, 1};
-        put_column(x, a.x + slot * K, K, padded);
+        put_column(x, a.x + slot * K, K, padded, lane, 32);
         sync_warp();
         float total[2][1][4] = {};
         walk_sums(total, rows, shared + warp * STAGES * a.stage, (int)a.stage, x, K, 0, 1);
@@ -132,6 +136,7 @@ KERNEL(experts_few_down, Experts, 256, 1) {
 // Many tokens: the slots of every expert, in any order (a slot's products do not depend on its neighbours). One block.
 KERNEL(experts_sort, Experts, 1024, 1) {
     DYNAMIC_SHARED(shared);
+    release_successors();
     after_predecessors();
     int* count = (int*)shared;  // [experts]
     for (int e = thread(); e < a.experts; e += threads()) count[e] = 0;
@@ -154,6 +159,7 @@ KERNEL(experts_sort, Experts, 1024, 1) {
 // blocks (row tiles, experts): 32 columns at a time of one expert's slots.
 template <bool SWIGLU_RESULT> DEVICE void experts_many(const Experts& a) {
     DYNAMIC_SHARED(shared);
+    release_successors();
     after_predecessors();
     const int expert = block_y(), warp = thread() / 32, lane = thread() % 32;
     const int K = (int)a.K, padded = (K + 127) / 128 * 128, height = SWIGLU_RESULT ? 16 : 32;
@@ -195,6 +201,7 @@ KERNEL(experts_many_down, Experts, 128, 2) { experts_many<false>(a); }
 
 // A block a token: x += the products of its slots, weighted, in slot order.
 KERNEL(experts_add, Experts, 256, 1) {
+    release_successors();
     after_predecessors();
     for (int i = thread(); i < a.rows; i += threads()) {
         float sum = 0;

@@ -166,14 +166,13 @@ DEVICE void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1, f
 }
 
 // c[n][16 rows x 8] += a[16 x 16] b[16 x 8 N8] for each warp of four, b in shared memory as [k / 8][8 N8 columns][8] bf16.
-// panel_begin comes before the first product, panel_end after the last; after panel_wait the sums are there and operands
-// free. Before all of them comes shared_for_panels in every thread that wrote b.
+// The sums are there after panel_end, and operands must stay in their registers until then, so nothing else is worked on
+// meanwhile; panel_begin comes before the first product, and before them shared_for_panels in every thread that wrote b.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define PANELS
 DEVICE void shared_for_panels() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 DEVICE void panel_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-DEVICE void panel_end() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-DEVICE void panel_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+DEVICE void panel_end() { asm volatile("wgmma.commit_group.sync.aligned;\n\twgmma.wait_group.sync.aligned 0;" ::: "memory"); }
 #define C4(n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
 #define C16(n) C4(n), C4(n + 1), C4(n + 2), C4(n + 3)
 template <int N8> DEVICE void panel_mma(float (&c)[N8][4], u32 a0, u32 a1, u32 a2, u32 a3, const void* b) {

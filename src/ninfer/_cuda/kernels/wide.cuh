@@ -10,7 +10,6 @@
 DEVICE void shared_for_panels() {}
 DEVICE void panel_begin() {}
 DEVICE void panel_end() {}
-DEVICE void panel_wait() {}
 template <int N8> DEVICE void panel_mma(float (&c)[N8][4], u32 a0, u32 a1, u32 a2, u32 a3, const u8* b) {
     const u8* own = b + 4 * (thread() % 32);  // column lane/4, elements 2*(lane%4) and + 1
 #pragma unroll
@@ -18,45 +17,27 @@ template <int N8> DEVICE void panel_mma(float (&c)[N8][4], u32 a0, u32 a1, u32 a
 }
 #endif
 
-// A group's codes as operands of four products.
-struct Codes {
-    u32 r[2][4], s[2][4];
-
-    template <int F> DEVICE void decode(const u8* stage, int u, int lane) {
-        chunk_pairs<F>(r, stage, lane / 4, u, lane % 4, 0), chunk_pairs<F>(s, stage, 8 + lane / 4, u, lane % 4, 0);
-    }
-    // c += products [begin, end) with the group's columns
-    template <int N8> DEVICE void multiply(float (&c)[N8][4], const u8* x, int begin, int end) const {
-        panel_begin();
-#pragma unroll
-        for (int i = begin; i < end; ++i) {
-            const int j = i / 2, k = i % 2 * 2;
-            panel_mma<N8>(c, r[j][k], s[j][k], r[j][k + 1], s[j][k + 1], x + i * 256 * N8);
-        }
-        panel_end();
-    }
-};
-
 // sums += 16 rows of the stage times all columns. x[group][4][k / 8][8 N8][8]; shift[group][8 N8]: what codes are too large
-// by, times the columns' sums, negative. A group is decoded while the one before it is multiplied.
+// by, times the columns' sums, negative.
 template <int F, int N8> DEVICE void multiply_wide(float (&sum)[N8][4], const u8* stage, const u8* x, const float* shift, int lane) {
     using C = Chunk<F>;
     using T = Traits<F>;
-    constexpr int parts = F == Q8 ? 2 : 1;  // scales of a group
     const int g = lane / 4, t = lane % 4;
     u64 scales[2] = {0, 0};
     if constexpr (T::scaled)
         for (int i = 0; i < 2; ++i) scales[i] = *(const u64*)(stage + C::scale_offset + 8 * (8 * i + g));
-    Codes codes, next;
-    codes.decode<F>(stage, 0, lane);
 #pragma unroll 1
     for (int u = 0; u < C::groups; ++u) {
+        u32 r[2][4], s[2][4];
+        chunk_pairs<F>(r, stage, g, u, t, 0), chunk_pairs<F>(s, stage, 8 + g, u, t, 0);
         const u8* b = x + u * (1024 * N8);
         if constexpr (!T::scaled) {
-            codes.multiply<N8>(sum, b, 0, 4);
-            if (u + 1 < C::groups) next.decode<F>(stage, u + 1, lane);
-            panel_wait();
+            panel_begin();
+#pragma unroll
+            for (int i = 0; i < 4; ++i) panel_mma<N8>(sum, r[i / 2][i % 2 * 2], s[i / 2][i % 2 * 2], r[i / 2][i % 2 * 2 + 1], s[i / 2][i % 2 * 2 + 1], b + i * 256 * N8);
+            panel_end();
         } else {
+            constexpr int parts = F == Q8 ? 2 : 1;  // scales of a group
 #pragma unroll
             for (int part = 0; part < parts; ++part) {
                 float own[N8][4];
@@ -66,9 +47,11 @@ template <int F, int N8> DEVICE void multiply_wide(float (&sum)[N8][4], const u8
                     if (BIAS<F> != 0) both = *(const Float2*)(shift + 8 * (N8 * u + n) + 2 * t);
                     own[n][0] = own[n][2] = both.x, own[n][1] = own[n][3] = both.y;
                 }
-                codes.multiply<N8>(own, b, 4 / parts * part, 4 / parts * (part + 1));
-                if (part + 1 == parts && u + 1 < C::groups) next.decode<F>(stage, u + 1, lane);
-                panel_wait();
+                panel_begin();
+#pragma unroll
+                for (int i = part * 2; i < (parts == 2 ? part * 2 + 2 : 4); ++i)
+                    panel_mma<N8>(own, r[i / 2][i % 2 * 2], s[i / 2][i % 2 * 2], r[i / 2][i % 2 * 2 + 1], s[i / 2][i % 2 * 2 + 1], b + i * 256 * N8);
+                panel_end();
                 const int at = 16 * (parts * u + part);
                 const float upper = from_half((u16)(scales[0] >> at)), lower = from_half((u16)(scales[1] >> at));
 #pragma unroll
@@ -78,7 +61,6 @@ template <int F, int N8> DEVICE void multiply_wide(float (&sum)[N8][4], const u8
                 }
             }
         }
-        codes = next;
     }
 }
 
