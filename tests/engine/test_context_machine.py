@@ -1,5 +1,5 @@
-"""The whole control plane over the real Program on a symbolic device: any order of conversations, cancellations, copies
-that take their time or fail, under any pressure. Every answer is what its prompt alone says, and nothing is lost."""
+"""The whole control plane over the real Program on a symbolic device: any order of conversations, cancellations, pauses,
+copies that take their time or fail, under any pressure. Every answer is what its prompt alone says, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -56,8 +56,9 @@ class ContextMachine(RuleBasedStateMachine):
         shared=st.integers(0, 3),
         concurrent=st.booleans(),
         slow=st.booleans(),
+        pressure=st.booleans(),
     )
-    def open(self, lanes, spare, extra, host_states, host_pages, kept, shared, concurrent, slow):
+    def open(self, lanes, spare, extra, host_states, host_pages, kept, shared, concurrent, slow, pressure):
         self.patch = pytest.MonkeyPatch()
         self.device = SymbolicDevice(delayed=True)
         least = max(4, lanes)
@@ -90,15 +91,16 @@ class ContextMachine(RuleBasedStateMachine):
         fits = self.program.isolated_root_fits
 
         def watched(request):
-            self.requests[request.id] = request
+            self.requests.setdefault(request.id, request)
             return fits(request)
 
         self.program.isolated_root_fits = watched
         self.patch.setattr(ninfer.engine, "EngineCore", Core)
         self.patch.setattr(ninfer.engine, "open_instance", open_instance)
         self.engine = ninfer.Engine(
-            "artifact", max_concurrency=lanes, concurrent_prefill=concurrent, progress=False, max_outstanding=6
-        )
+            "artifact", max_concurrency=lanes, concurrent_prefill=concurrent, progress=False, max_outstanding=6,
+            pause="pressure" if pressure else "explicit",
+        )  # fmt: skip
 
     @property
     def worker(self):
@@ -146,6 +148,28 @@ class ContextMachine(RuleBasedStateMachine):
         if self.handles:
             self.handles[i % len(self.handles)][1].cancel()
 
+    @rule(i=st.integers(0, 99), mode=st.sampled_from(["auto", "snapshot", "replay"]), then=st.sampled_from([0, 20]))
+    def pause(self, i, mode, then):
+        if self.handles:
+            response = self.handles[i % len(self.handles)][1]._response
+            self._ask(lambda worker: worker.pausing.pause(response, mode))
+            self.step(then)
+
+    @rule(i=st.integers(0, 99), then=st.sampled_from([0, 3, 20]))
+    def resume(self, i, then):
+        if self.handles:
+            response = self.handles[i % len(self.handles)][1]._response
+            answer = self._ask(lambda worker: worker.pausing.resume(response))
+            if answer.done() and answer.exception() is not None:
+                assert isinstance(answer.exception(), ninfer.InvalidRequest)
+            self.step(then)
+
+    def _ask(self, question):
+        answer = self.engine._core.ask(question)
+        while self.engine._core.step() and not answer.done():
+            pass
+        return answer
+
     @rule()
     def read_and_drop(self):
         for _, handle, _ in self.handles:
@@ -162,9 +186,7 @@ class ContextMachine(RuleBasedStateMachine):
 
     @rule()
     def clear(self):
-        answer = self.engine._core.ask(lambda worker: worker.release_all())
-        while self.engine._core.step() and not answer.done():
-            pass
+        answer = self._ask(lambda worker: worker.release_all())
         assert answer.done() or self.worker.resources.open
 
     @invariant()
@@ -204,6 +226,8 @@ class ContextMachine(RuleBasedStateMachine):
         self.device.copy_queue.hold = False
         self.device.faults.clear()
         self.device.late_faults.clear()
+        for _, handle, _ in self.handles:
+            self._ask(lambda worker, response=handle._response: worker.pausing.resume(response))
         for _ in range(3000):
             if not self.engine._core.step() and not self.worker.resources.open:
                 break
