@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles.schemas import schema
 
 from ninfer.constraints import OutputConstraint, language
 from ninfer.constraints.compose import PhaseMarker, after_thinking, free_text
@@ -73,9 +74,12 @@ def could_read(run, data):
     )
 
 
-def walk(index, grammar, seed, steps=24):
+def walk(index, grammar, seed, steps=24, warm=False):
     """A random walk; at every step each token is legal exactly if the recogniser could read it."""
-    parser, run = Pushdown(grammar, index.contents(), index.classes.stop).parser(), Run(Machine(grammar))
+    pushdown = Pushdown(grammar, index.contents(), index.classes.stop)
+    if warm:
+        pushdown.warm(0.05)
+    parser, run = pushdown.parser(), Run(Machine(grammar))
     chance, pending = random.Random(seed), b""
     for _ in range(steps):
         ids = legal(index, parser)
@@ -101,6 +105,22 @@ def walk(index, grammar, seed, steps=24):
 def test_schemas(small_index, schema):
     for seed in range(3):
         walk(small_index, language(OutputConstraint.json_schema(schema)), seed)
+
+
+@given(seed=st.integers(0, 10**6), warm=st.booleans())
+def test_drawn_schemas(small_index, seed, warm):
+    grammar = language(OutputConstraint.json_schema(schema(random.Random(seed), depth=2)))
+    walk(small_index, grammar, seed, steps=10, warm=warm)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["[a-z]+", "(?:ab|c){1,4}", "(?:[^\\n]{1,5}\\n)+", "a.b?", "[é中]{2}x*", "(?:a*b)*", ""]
+)
+def test_regular_expressions(small_index, pattern):
+    grammar = language(OutputConstraint.regex(pattern))
+    assert not grammar.free_form
+    for seed in range(2):
+        walk(small_index, grammar, seed, steps=12, warm=bool(seed))
 
 
 def test_choices(small_index):
