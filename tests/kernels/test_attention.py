@@ -77,7 +77,15 @@ def test_int8_rows_are_the_codes_and_scales_of_their_definition(device: Any, rng
 def test_equals_float64(device: Any, rng: np.random.Generator, shape: AttentionShape, dtype: str) -> None:
     lab = Lab(device)
     for i, (B, W, start) in enumerate(
-        ((1, 1, [700]), (2, 4, [0, 63]), (2, 13, [5, 130]), (1, 70, [1]), (3, 1, [0, 64, 511]), (9, 7, [30] * 9))
+        (
+            (1, 1, [700]),
+            (2, 4, [0, 63]),
+            (2, 13, [5, 130]),
+            (1, 70, [1]),
+            (3, 1, [0, 64, 511]),
+            (9, 7, [30] * 9),
+            (1, 512 * shape.hk // shape.hq + 3, [20]),
+        )
     ):
         device.order = i % 2
         room = max(start) + W
@@ -92,7 +100,7 @@ def test_equals_float64(device: Any, rng: np.random.Generator, shape: AttentionS
 def test_in_little_shared_memory(device: Any, rng: np.random.Generator, dtype: str) -> None:
     """As much as the smallest GPUs allow a block."""
     device.shared_limit = 99 << 10
-    lab, shape, W = Lab(device), SHAPES[3], 40
+    lab, shape, W = Lab(device), SHAPES[3], 130
     cache = fill(lab, rng, shape, 1, 130 + W, 130 + W, dtype)
     q, gate = (bf16(rng.normal(size=(1, W, shape.hq, shape.hd))) for _ in range(2))
     got = run(lab, q, gate, cache, lab.rows(1, W, [130]))
@@ -103,7 +111,7 @@ def test_in_little_shared_memory(device: Any, rng: np.random.Generator, dtype: s
 def test_unwritten_pages_and_padding_rows_are_not_read(device: Any, rng: np.random.Generator, dtype: str) -> None:
     """Page ids beyond a row's length may be anything; what follows its last ordinal in a page may be NaN."""
     lab, shape = Lab(device), SHAPES[0]
-    for W, width in ((3, [2, 0]), (30, [7, 30])):
+    for W, width in ((3, [2, 0]), (30, [7, 30]), (172, [9, 172])):
         start = [100, 20]
         cache = fill(lab, rng, shape, 2, 192, 192, dtype)
         poisoned = {"blocks": lab.get(cache.kv.blocks)}

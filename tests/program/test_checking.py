@@ -16,7 +16,8 @@ BOUNDS = Bounds(slots=4, rows=3, context=256, columns=64)
 
 
 def fields() -> dict[str, np.ndarray]:
-    names = ("start", "width", "read", "write", "table", "tokens", "lanes", "wide_tokens", "blocks")
+    names = ("start", "width", "read", "write", "table", "tokens", "lanes", "wide_tokens", "blocks", "draft_table",
+             "draft_blocks")  # fmt: skip
     return {name: np.zeros(3, np.int32) for name in names}
 
 
@@ -25,6 +26,7 @@ def fields() -> dict[str, np.ndarray]:
     [
         ("read", 4), ("write", -1), ("table", 3), ("lanes", 3), ("width", 65), ("width", -1), ("start", 256),
         ("start", -1), ("tokens", -1), ("wide_tokens", -7), ("blocks", -1),
+        ("draft_table", 3), ("draft_blocks", -1),
     ],
 )  # fmt: skip
 def test_an_index_outside_is_named(name: str, value: int) -> None:

@@ -36,8 +36,9 @@ from ninfer.ops import (
 
 _PAGE = 64
 
-_SHARED_KEYS = 64
-"""Up to so many query rows of a key head, the warps of a block share out the keys, and blocks the context."""
+_SHARED_KEYS = 512
+"""Up to so many query rows of a key head, the warps of a block share out the keys, and blocks the context: fewer than
+that, in tiles of 64, would leave most of a GPU idle while a few blocks read a long context."""
 
 
 class CudaOps:

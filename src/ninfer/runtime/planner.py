@@ -53,12 +53,14 @@ DEFAULT_BUDGET = PlannerBudget()
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What a retained owner is worth. weights, hits: of its checkpoints. retention, last_use: of all of it."""
+    """What a retained owner is worth. weights, hits: of its checkpoints. retention, last_use: of all of it. placed: it
+    has a place in the catalogue, which its end would free; what a paused request left has none."""
 
     retention: Retention
     weights: Mapping[int, int]
     hits: Mapping[int, int]
     last_use: int
+    placed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,11 +367,12 @@ class _Search:
         return known[1]
 
     def _has_place(self, target: Target, domain: _Domain, answer: Assessment) -> bool:
+        values, source = self.question.values, self.question.candidates[target.candidate].ref
         for kind, short in self.question.slots_short.items():
-            if kind == "continuation" and answer.source == "move":
-                continue
+            if answer.source == "move" and source is not None:
+                short -= source.owner.kind == kind and values[source.owner].placed
             for owner, ladder, level in zip(domain.owners, domain.ladders, target.levels):
-                short -= owner.kind == kind and ladder[level].evicted
+                short -= owner.kind == kind and ladder[level].evicted and values[owner].placed
             if short > 0:
                 return False
         return True

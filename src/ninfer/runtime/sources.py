@@ -81,6 +81,7 @@ def values(catalogue: Catalogue, superseded: Superseded = lambda entry, checkpoi
             {q: catalogue.weight(entry, superseded=superseded(entry, q)) for q in entry.checkpoints},
             entry.hits,
             entry.used,
+            entry.hold is None,
         )
         for entry in catalogue
     }

@@ -25,7 +25,8 @@ MARGIN = 0.3
 
 def opened(spec: str, width: int = 3) -> ninfer.Engine:
     chosen = ninfer.SpecOptions(spec, draft_tokens=width)
-    return ninfer.Engine(ARTIFACT, device="cuda:0", max_concurrency=8, max_context=1024, progress=False, spec=chosen)
+    artifact = ARTIFACT.with_name("tiny-dflash.ninfer") if spec == "dflash" else ARTIFACT
+    return ninfer.Engine(artifact, device="cuda:0", max_concurrency=8, max_context=1024, progress=False, spec=chosen)
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +35,9 @@ def plain(gpu: Device) -> Iterator[ninfer.Engine]:
         yield engine
 
 
-@pytest.fixture(scope="module")
-def drafting(gpu: Device) -> Iterator[ninfer.Engine]:
-    with opened("mtp") as engine:
+@pytest.fixture(scope="module", params=["mtp", "dflash"])
+def drafting(gpu: Device, request: pytest.FixtureRequest) -> Iterator[ninfer.Engine]:
+    with opened(request.param) as engine:
         yield engine
 
 
@@ -62,7 +63,8 @@ def test_greedy_answers_are_the_ordinary_ones(plain, drafting, thinking) -> None
     want, got = plain.generate(chats(thinking), options), drafting.generate(chats(thinking), options)
     assert sum(agree(*pair) for pair in zip(got, want)) > 50
     rounds = sum(r.speculation.rounds for r in got)
-    assert 1 + sum(r.speculation.accepted for r in got) / rounds > 2
+    least = 2 if len(got[0].speculation.accepted_per_position) == 3 else 1.4
+    assert 1 + sum(r.speculation.accepted for r in got) / rounds > least
 
 
 @pytest.mark.parametrize("width", [1, 2, 5, 7])

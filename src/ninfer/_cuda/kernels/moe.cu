@@ -1,5 +1,5 @@
 // Mixture of experts: which experts a token takes, and their products. A slot is one (token, choice) pair.
-#include "products.cuh"
+#include "experts.cuh"
 
 struct Route {
     int* ids;        // [tokens, k]
@@ -174,7 +174,7 @@ template <bool SWIGLU_RESULT> DEVICE void experts_many(const Experts& a) {
         const int columns = minimum(8 * NT, a.order[expert + 1] - first);
         float total[2][NT][4] = {};
         sync();  // all are done with the shared memory of the round before
-        panel_sums<NT, FORMATS>(total, rows, shared + warp * STAGES * a.stage, (int)a.stage, shared + MANY * STAGES * a.stage, 0, K, columns,
+        panel_sums<NT>(total, rows, shared + warp * STAGES * a.stage, (int)a.stage, shared + MANY * STAGES * a.stage, 0, K, columns,
                        [&](int c) { return a.x + (SWIGLU_RESULT ? slots[first + c] / a.k : (i64)slots[first + c]) * padded; });
 #pragma unroll
         for (int n = 0; n < NT; ++n)
