@@ -1,5 +1,6 @@
-"""The whole control plane over the real Program on a symbolic device: any order of conversations, cancellations, pauses,
-copies that take their time or fail, under any pressure. Every answer is what its prompt alone says, and nothing is lost."""
+"""The whole control plane over the real Program on a symbolic device: any order of conversations, cancellations and
+pauses, copies that take their time or fail, under any pressure. Every answer is what its prompt alone says, and nothing
+is lost."""
 
 from __future__ import annotations
 

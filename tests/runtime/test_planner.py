@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from ninfer.context import CheckpointRef, Target
 from ninfer.contract import Handle
 from ninfer.runtime.costs import GENERIC, CostModel, PrefillRate, TransferRate
-from ninfer.runtime.planner import PlannerBudget, Question, Value, plan
+from ninfer.runtime.planner import plan
+from ninfer.runtime.question import PlannerBudget, Question, Value
 from ninfer.runtime.retention import ONE, RETENTIONS, Retention, weight
 
 UNLIMITED = PlannerBudget(targets=1 << 20, assessments=1 << 20, most_ns=1 << 60, least_ns=1 << 60)

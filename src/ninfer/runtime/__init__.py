@@ -8,6 +8,6 @@ end of each). ``scheduler`` decides order and membership, ``output`` takes one m
 ``resources`` owns the lanes, what is kept of finished requests and the one open resource transaction. ``catalogue``
 holds the kept histories, ``shortlist`` finds them by digest, ``sessions`` by name, ``retention`` says how their worth
 fades. ``sources`` and ``captures`` say what a request may start from and where it should leave checkpoints; ``choices``
-puts that to the ``planner``, which chooses by ``costs`` (``measuring`` measures them). ``reuse`` and ``metrics`` are
-the counters, ``settings`` the resolved options, ``instance`` an opened model.
+puts that to the ``planner`` as a ``question``; its ``search`` weighs targets by ``costs`` (``measuring`` measures
+them). ``reuse`` and ``metrics`` are the counters, ``settings`` the resolved options, ``instance`` an opened model.
 """

@@ -11,7 +11,8 @@ from ninfer.runtime.captures import PlannedCapture
 from ninfer.runtime.catalogue import PRIVATE, SHARED, Catalogue
 from ninfer.runtime.costs import CostModel, pairs
 from ninfer.runtime.lanes import Lane
-from ninfer.runtime.planner import Diagnostics, PlannerBudget, Question, plan
+from ninfer.runtime.planner import plan
+from ninfer.runtime.question import Diagnostics, PlannerBudget, Question
 from ninfer.runtime.retention import ONE, Retention
 from ninfer.runtime.sessions import SessionIndex
 from ninfer.runtime.settings import CacheSettings

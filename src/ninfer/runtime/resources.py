@@ -18,7 +18,7 @@ from ninfer.runtime.catalogue import PRIVATE, SHARED, Catalogue, Entry
 from ninfer.runtime.choices import Chooser, Planned, retention_of
 from ninfer.runtime.costs import CostModel
 from ninfer.runtime.lanes import Keep, Lane, LaneState
-from ninfer.runtime.planner import DEFAULT_BUDGET, PlannerBudget
+from ninfer.runtime.question import DEFAULT_BUDGET, PlannerBudget
 from ninfer.runtime.retention import Retention
 from ninfer.runtime.reuse import ContextStats, Reuse
 from ninfer.runtime.sessions import SessionIndex

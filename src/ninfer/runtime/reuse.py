@@ -10,7 +10,7 @@ import attrs
 
 from ninfer.context import CheckpointKind, TransferStats
 from ninfer.runtime.catalogue import Catalogue
-from ninfer.runtime.planner import Diagnostics
+from ninfer.runtime.question import Diagnostics
 
 
 @attrs.frozen(kw_only=True)

@@ -10,7 +10,7 @@ from ninfer.contract import Handle, PreparedRequest
 from ninfer.errors import InvariantError
 from ninfer.runtime.catalogue import Catalogue, Entry
 from ninfer.runtime.costs import CostModel, pairs
-from ninfer.runtime.planner import Question, Value
+from ninfer.runtime.question import Question, Value
 from ninfer.runtime.sessions import SessionIndex
 
 Superseded = Callable[[Entry, int], bool]
