@@ -93,6 +93,20 @@ def test_text_deltas_by_channel_and_their_error(world):
         next(pieces)
 
 
+def test_a_text_cut_by_a_cancellation_does_not_pass_for_a_whole_one(world):
+    w = world(threaded=False)
+    handle = w.submit(endless(), max_tokens=50)
+    pieces = handle.text_deltas()
+    w.step(4)
+    handle.cancel()
+    w.step()
+    seen: list[str] = []
+    with pytest.raises(ninfer.Cancelled) as caught:
+        seen.extend(pieces)
+    assert caught.value.partial is handle.result(timeout=0)
+    assert "".join(seen) == caught.value.partial.text != ""
+
+
 def test_cancel_ends_with_what_was_committed(world):
     w = world(threaded=False)
     handle = w.engine.submit(endless(), max_tokens=50)
