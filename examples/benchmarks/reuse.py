@@ -104,7 +104,7 @@ def main() -> None:
         print(f"{'':<34} {'prompt':>7} {'reused':>7} {'read':>7} {'ttft ms':>9} {'faster':>7}  answer")
         conversations(engine)
         context = engine.stats().context
-        print(f"choosing without pressure: longest {context.planning_ns['longest'] / 1e6:.2f} ms")
+        print(f"choosing where to start: longest {context.planning_ns['longest'] / 1e6:.2f} ms")
     with Engine(options.artifact, max_context=512, max_concurrency=1, cache=HOSTED, **common) as engine:
         print(HOSTED)
         many_prefixes(engine)
