@@ -19,7 +19,11 @@ SYSTEM = "You answer in one sentence. " * 12
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 ROOMY = CacheOptions(device_state_slots=24, max_continuations=40, max_shared_prefixes=40)
 HOSTED = CacheOptions(
-    device_state_slots=3, host_state_slots=128, host_kv_bytes=1 << 30, retained_kv_tokens=1024, max_continuations=45,
+    device_state_slots=3,
+    host_state_slots=128,
+    host_kv_bytes=1 << 30,
+    retained_kv_tokens=1024,
+    max_continuations=45,
     max_shared_prefixes=45,
 )
 
