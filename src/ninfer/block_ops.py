@@ -30,6 +30,41 @@ class ContextKV:
     blocks: Buffer | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Candidates of ``K`` drafts of ``B`` rows, row ``i * B + b`` of a buffer for draft i of row b: ids i32 and scores
+    f32 [K * B, stride], of which the first ``count`` count; gamma act [K * B, rank]. predecessor, successor bf16 [R,
+    rank]."""
+
+    ids: Buffer
+    scores: Buffer
+    count: int
+    gamma: Buffer
+    predecessor: Buffer
+    successor: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """What a walk needs of its ``B`` rows: tokens i32 [B, columns], whose first is the anchor; start i32 [B], the
+    anchor's sequence index; real f32 [B, 5], whose first is the temperature; seed u32 [B, 2]."""
+
+    B: int
+    tokens: Buffer
+    start: Buffer
+    real: Buffer
+    seed: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """token i32 [K, B]; ids i32 and q f32 [B, K, count]: what each was drawn from."""
+
+    token: Buffer
+    ids: Buffer
+    q: Buffer
+
+
 class BlockOps(Protocol):
     """The block operations of one device."""
 
@@ -73,6 +108,21 @@ class BlockOps(Protocol):
 
     def attention_scratch(self, tokens: int, context: int, shape: AttentionShape) -> int:
         """Scratch bytes ``attention`` needs for up to ``tokens`` tokens over up to ``context`` ordinals."""
+        ...
+
+    def convolve(
+        self, out: Buffer, x: Buffer, base: Buffer, delta: Buffer, side: int, columns: int, *, add: bool
+    ) -> None:
+        """out[i] (+)= sum over taps t <= i of (base[side, t] + delta[i][side, t]) * x[i - t], within each block of
+        ``columns`` rows; out, x act [T, H]; base bf16 [2, taps, H]; delta act [T, 2 * taps * G], a number for each of G
+        groups of neighbouring channels."""
+        ...
+
+    def select(self, out: Selection, candidates: Candidates, rows: Chain) -> None:
+        """Walk each row's drafts: of a draft's candidates c, scored ``s(c) = score(c) + sum_r pred[previous, r] *
+        gamma[r] * succ[c, r]``, the largest at temperature 0 (the first of equals), and then q is 1 there; else a draw
+        from ``q = softmax(s / temperature)`` with purpose 5 at ``index + i`` (the first whose cumulative sum exceeds
+        it). ``previous`` is the token chosen before, at first the row's anchor."""
         ...
 
     def begin(

@@ -213,11 +213,12 @@ class SpecOptions:
     """Speculative decoding: tokens are drafted cheaply and verified together; every token's distribution stays that of
     ordinary sampling. Errors: InvalidRequest naming the field.
 
-    backend: "none", "mtp" (the model's own multi-token-prediction module) or "dflash" (a block-drafting companion). The
-    artifact must hold it. draft_tokens: most tokens drafted for a round, 1..7; ``None``: 3 with "mtp", else 7.
+    backend: "none", "mtp" (the model's own multi-token-prediction module), "dflash" or "dflash2" (block-drafting
+    companions). The artifact must hold it. draft_tokens: most tokens drafted for a round, 1..7; ``None``: 3 with "mtp",
+    else 7.
     """
 
-    backend: str = attrs.field(default="none", validator=_choice("none", "mtp", "dflash"))
+    backend: str = attrs.field(default="none", validator=_choice("none", "mtp", "dflash", "dflash2"))
     draft_tokens: int | None = attrs.field(default=None, validator=_integer(1, 7, optional=True), kw_only=True)
 
     @property

@@ -126,3 +126,36 @@ def test_older_configs(built) -> None:
     unnamed = CONFIG | {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
     unnamed["dflash_config"] = {"mask_token_id": 301}
     assert companion_record(unnamed, text)[1].taps == (2,)
+
+
+def test_a_dflash2_companion_beside_the_other(built, companion, tmp_path: Path) -> None:
+    chain = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 24, "selector_top_k": 8}
+    extra: dict[str, tuple[int, ...]] = {"candidate_selector.hidden_projection.weight": (24, 128)}
+    extra |= {f"candidate_selector.{name}_codebook": (320, 24) for name in ("predecessor", "successor")}
+    for i in range(2):
+        for name in ("attention_conv", "mlp_conv"):
+            extra[f"layers.{i}.{name}.base_kernel"] = (2, 2, 128)
+            extra[f"layers.{i}.{name}.kernel_projection.weight"] = (32, 128)
+    plain = companion()[0].rename(tmp_path / "plain")
+    changes = {"architectures": ["DFlash2DraftModel"], "sample_from_anchor": False}
+    draft, tensors = companion(changes | {"dflash_config": CONFIG["dflash_config"] | chain}, extra)
+    out = tmp_path / "m.ninfer"
+    convert(built("dense")[0], out, recipe="q8", dflash=plain, dflash2=draft, progress=False)
+    with open_artifact(out) as source:
+        artifact = Artifact(source)
+        assert check(artifact, ("text", "dflash")).dflash.chain is None
+        assert check(artifact, ("text", "dflash2")).dflash.chain.candidates == 8
+        for name, stored in {
+            "candidate_selector/successor_codebook": "candidate_selector.successor_codebook",
+            "candidate_selector/hidden_projection": "candidate_selector.hidden_projection.weight",
+            "layers/1/mlp_conv/base_kernel": "layers.1.mlp_conv.base_kernel",
+            "layers/0/attention_conv/kernel_projection": "layers.0.attention_conv.kernel_projection.weight",
+        }.items():
+            want = tensors[stored]
+            np.testing.assert_array_equal(artifact.decode(f"dflash2/{name}", want.shape), want)
+    with pytest.raises(ConversionError, match="architectures"):
+        convert(built("dense")[0], tmp_path / "n.ninfer", recipe="q8", dflash=draft, progress=False)
+    other = json.loads((draft / "config.json").read_text()) | {"sample_from_anchor": True}
+    (draft / "config.json").write_text(json.dumps(other))
+    with pytest.raises(ConversionError, match="sample_from_anchor"):
+        convert(built("dense")[0], tmp_path / "n.ninfer", recipe="q8", dflash2=draft, progress=False)

@@ -4,10 +4,12 @@ ordinary answer all the same."""
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 
 import jsonschema
 import pytest
+from scipy.stats import chi2_contingency
 
 import ninfer
 from ninfer import Chat, OutputConstraint, SamplingParams, SpecOptions
@@ -17,7 +19,7 @@ GREEDY = SamplingParams(temperature=0)
 
 
 def opened(spec: SpecOptions | str, **options) -> ninfer.Engine:
-    source = synthetic_source("tiny", "q8", seed=3, components=("text", "dflash"))
+    source = synthetic_source("tiny", "q8", seed=3, components=("text", "dflash", "dflash2"))
     chosen = {"device": "cpu", "max_concurrency": 4, "max_context": 1536, "progress": False, "spec": spec} | options
     return ninfer.Engine(source, **chosen)
 
@@ -28,9 +30,9 @@ def plain() -> Iterator[ninfer.Engine]:
         yield engine
 
 
-@pytest.fixture(scope="module")
-def drafting() -> Iterator[ninfer.Engine]:
-    with opened("dflash") as engine:
+@pytest.fixture(scope="module", params=["dflash", "dflash2"])
+def drafting(request) -> Iterator[ninfer.Engine]:
+    with opened(request.param) as engine:
         yield engine
 
 
@@ -54,9 +56,9 @@ def test_a_continued_chat_goes_on_with_the_same_context(plain, drafting):
         turns += [{"role": "assistant", "content": got.text or "."}, {"role": "user", "content": "and more"}]
 
 
-@pytest.mark.parametrize("tokens", [1, 3])
-def test_fewer_drafts_are_a_prefix_of_the_block(plain, tokens):
-    with opened(SpecOptions("dflash", draft_tokens=tokens), max_concurrency=1) as engine:
+@pytest.mark.parametrize(("backend", "tokens"), [("dflash", 1), ("dflash", 3), ("dflash2", 4)])
+def test_fewer_drafts_are_a_prefix_of_the_block(plain, backend, tokens):
+    with opened(SpecOptions(backend, draft_tokens=tokens), max_concurrency=1) as engine:
         result = engine.generate("one two three", max_tokens=40, sampling=GREEDY, logprobs=1)
     want = plain.generate("one two three", max_tokens=40, sampling=GREEDY, logprobs=1)
     assert result.token_ids == want.token_ids
@@ -76,9 +78,40 @@ def test_constrained_answers_are_valid(drafting):
             jsonschema.Draft202012Validator(schema).validate(json.loads(result.text))
 
 
-def test_an_absent_companion_is_refused():
-    with pytest.raises(ninfer.InvalidRequest, match="dflash") as caught:
-        ninfer.Engine(synthetic_source("tiny", "q8"), device="cpu", spec="dflash", progress=False)
+@pytest.mark.parametrize(
+    ("count", "sampling"),
+    [(250, {"top_k": 3, "temperature": 30.0})]
+    + [
+        pytest.param(2000, {"top_k": k, "temperature": t}, marks=pytest.mark.full)
+        for k in (0, 3, 8)
+        for t in (10.0, 40.0)
+    ],
+)
+def test_answers_have_the_ordinary_distribution(plain, drafting, count, sampling):
+    """Whole answers, counted over seeds, of which the two engines get different ones."""
+    found = []
+    for engine, first in ((plain, 0), (drafting, count)):
+        waiting, pairs = [], Counter()
+        for n in range(first, first + count):
+            options = {"max_tokens": 3, "sampling": SamplingParams(seed=n, **sampling)}
+            waiting.append(engine.submit("one two three", block=True, **options))
+            if len(waiting) == 16:
+                pairs[waiting.pop(0).result().token_ids] += 1
+        pairs.update(handle.result().token_ids for handle in waiting)
+        found.append(pairs)
+    common = [pair for pair, n in (found[0] + found[1]).items() if n >= 10]
+    table = [[counts[pair] for pair in common] for counts in found]
+    rest = [count - sum(row) for row in table]
+    if sum(rest) >= 10:
+        table = [[*row, more] for row, more in zip(table, rest)]
+    assert len(table[0]) > 1
+    assert chi2_contingency(table).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("backend", ["dflash", "dflash2"])
+def test_an_absent_companion_is_refused(backend):
+    with pytest.raises(ninfer.InvalidRequest, match=backend) as caught:
+        ninfer.Engine(synthetic_source("tiny", "q8"), device="cpu", spec=backend, progress=False)
     assert caught.value.field == "spec.backend"
 
 

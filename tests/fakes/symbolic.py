@@ -365,6 +365,8 @@ class SymbolicOps:
             for b in range(rows.B):
                 whole, seen = rows.whole.array[b], counts.array[rows.whole.array[b, 3]].copy()
                 planned = int(drafts.count.array[b])
+                for j in range(planned if drafts.ids else 0):
+                    assert drafts.q.array[b, j][drafts.ids.array[b, j] == drafts.tokens.array[b, j]] == 0.5
                 for w in range(planned + 1):
                     token, z = choose(
                         logits.array[b * rows.W + w], masks.array[b, w], seen, rows.real.array[b], whole,
@@ -413,7 +415,8 @@ class SymbolicModel:
 
     @property
     def kv_geometries(self) -> dict[PoolKind, KVGeometry]:
-        own = {False: (), True: (PoolKind.MTP,), "block": (PoolKind.DRAFT_FULL,)}[self.drafting]
+        full = (PoolKind.DRAFT_FULL,)
+        own = {False: (), True: (PoolKind.MTP,), "block": full, "chain": full}[self.drafting]
         kinds = (PoolKind.MAIN, *own)
         return {kind: KVGeometry(1, 1, 1) for kind in kinds}
 
@@ -421,7 +424,9 @@ class SymbolicModel:
         return 100 * window
 
     def block(self, window: int) -> BlockShape | None:
-        return BlockShape(window + 2, 1) if self.drafting == "block" else None
+        if self.drafting not in ("block", "chain"):
+            return None
+        return BlockShape(window + 2, 1, 2 if self.drafting == "chain" else 0)
 
     def state_bytes(self, activation: str) -> int:
         return 8
@@ -530,6 +535,17 @@ class PlacedSymbolicModel:
                 out.array[n, 0] = self.guess(hashes[b] + column, int(tokens[b, 0]))
 
         self.device.submit("block", run)
+
+    def select(self, hidden, ids, scores, rows, out) -> None:
+        """The second of two candidates in every other draft; both may be drafted, by a half each."""
+
+        def run() -> None:
+            for i, tokens in enumerate(out.token.array):
+                own = ids.array[i * rows.B : (i + 1) * rows.B, :2]
+                tokens[:] = own[:, i % 2]
+                out.ids.array[:, i], out.q.array[:, i] = own, 0.5
+
+        self.device.submit("select", run)
 
     def carry(self, read: int, write: int) -> None:
         if self.ring:

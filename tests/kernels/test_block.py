@@ -85,3 +85,22 @@ def test_begin(device: Any) -> None:
     np.testing.assert_array_equal(lab.get(tokens), [[13] + [99] * 4, [21] + [99] * 4, [0] + [99] * 4])
     np.testing.assert_array_equal(lab.get(start), [8, 65, 1])
     np.testing.assert_array_equal(lab.get(width), [3, 1, 1])
+
+
+@pytest.mark.parametrize(("taps", "group"), [(2, 16), (3, 4)])
+def test_convolve(device: Any, rng: np.random.Generator, taps: int, group: int) -> None:
+    lab, T, H = Lab(device), 10, 320
+    x, delta = (bf16(rng.normal(size=s)) for s in ((T, H), (T, 2 * taps * H // group)))
+    base = bf16(rng.normal(size=(2, taps, H)))
+    for side in (0, 1):
+        want = oracle.convolve(x, base, delta, side, 5)
+        for add in (False, True):
+            out = lab.put(x, "bf16")
+            args = lab.put(x, "bf16"), lab.put(base, "bf16"), lab.put(delta, "bf16"), side, 5
+            lab.ops.block.convolve(out, *args, add=add)
+            close(lab.get(out), want + (x if add else 0))
+
+
+def test_select(device: Any, rng: np.random.Generator) -> None:
+    for _ in range(4):
+        oracle.check_selection(Lab(device), rng, "bf16", 1e-5)

@@ -17,18 +17,18 @@ from ninfer.models.qwen3_5.forward import forward
 from ninfer.models.qwen3_5.synthetic import synthetic_source
 
 
-@pytest.mark.parametrize("recipe", ["bf16", "q4-mixed"])
-def test_blocks_equal_the_host(device: Any, runner: Any, recipe: str) -> None:  # noqa: F811
+@pytest.mark.parametrize(("component", "recipe"), [("dflash", "bf16"), ("dflash", "q4-mixed"), ("dflash2", "bf16")])
+def test_blocks_equal_the_host(device: Any, runner: Any, component: str, recipe: str) -> None:  # noqa: F811
     tokens = np.random.default_rng(3).integers(0, 400, 130)
     host, results = CpuDevice(threads=1), []
     for one in (host, device):
-        source = synthetic_source(DENSE, recipe, seed=5, components=("text", "dflash"))
-        model = bind(Artifact(source), one, ("text", "dflash"))
+        source = synthetic_source(DENSE, recipe, seed=5, components=("text", component))
+        model = bind(Artifact(source), one, ("text", component))
         r = runner.Runner(one, model, lanes=2, kv_dtype="f32" if one is host else "bf16")
         config = model.dflash.config
         kv = dflash.allocate_context(config, r.scope, one, 8, 2, 4, 2, dflash.ring_pages(64, 8, 256))
-        (table,) = {id(planes.blocks): planes.blocks for planes in kv if planes.blocks}.values()
-        r.put(table, np.array([[5, 2, 0, 1], [4, 7, 3, 6]], np.int32))
+        for table in {id(planes.blocks): planes.blocks for planes in kv if planes.blocks}.values():
+            r.put(table, np.array([[5, 2, 0, 1], [4, 7, 3, 6]], np.int32))
         ws = dflash.plan_workspace(config, 96, r.scope, one, 256, 16, 256)
         for rows in (
             [runner.Row(tokens[:90], 0), runner.Row(tokens[:3], 0, 1)], [runner.Row(tokens[90:120], 90)],

@@ -105,8 +105,8 @@ def with_mtp(config: dict[str, Any], state: Weights, seed: int) -> Weights:
     }
 
 
-def random_dflash(config: dict[str, Any], seed: int) -> dict[str, Any]:
-    """A companion's component config for a text config."""
+def random_dflash(config: dict[str, Any], seed: int, chain: bool = False) -> dict[str, Any]:
+    """A companion's component config for a text config; chain: of a DFlash2 companion."""
     rng = np.random.default_rng(seed)
 
     def pick(*values: Any) -> Any:
@@ -127,7 +127,11 @@ def random_dflash(config: dict[str, Any], seed: int) -> dict[str, Any]:
     }  # fmt: skip
     draft |= {"sliding_window": pick(3, 20, 70)} if SLIDING in types else {}
     causal = pick(None, True, [bool(rng.integers(2)) for _ in range(layers)])
-    return draft if causal is None else draft | {"causal": causal}
+    draft |= {} if causal is None else {"causal": causal}
+    if not chain:
+        return draft
+    own = {"conv_kernel_size": pick(2, 3), "conv_group_size": 2, "selector_rank": pick(5, 24), "selector_top_k": 6}
+    return draft | {"architectures": ["DFlash2DraftModel"], "dflash_config": draft["dflash_config"] | own}
 
 
 def dflash_state(config: dict[str, Any], draft: dict[str, Any], seed: int) -> Weights:
@@ -135,6 +139,8 @@ def dflash_state(config: dict[str, Any], draft: dict[str, Any], seed: int) -> We
     rng, H, hd = np.random.default_rng(seed), config["hidden_size"], draft["head_dim"]
     Q, K = draft["num_attention_heads"] * hd, draft["num_key_value_heads"] * hd
     width, taps = draft["intermediate_size"], len(draft["dflash_config"]["target_layer_ids"])
+    own = draft["dflash_config"]
+    chain = "selector_rank" in own
 
     def rounded(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         return torch.from_numpy(values.astype(np.float32)).bfloat16().float().numpy()
@@ -154,11 +160,22 @@ def dflash_state(config: dict[str, Any], draft: dict[str, Any], seed: int) -> We
         out |= {f"{p}self_attn.q_norm.weight": norm(hd), f"{p}self_attn.k_norm.weight": norm(hd)}
         for name, size in (("gate_proj", (width, H)), ("up_proj", (width, H)), ("down_proj", (H, width))):
             out[f"{p}mlp.{name}.weight"] = matrix(*size)
+        if chain:
+            taps, groups = own["conv_kernel_size"], H // own["conv_group_size"]
+            for name in ("attention_conv", "mlp_conv"):
+                out[f"{p}{name}.base_kernel"] = rounded(rng.normal(size=(2, taps, H)))
+                out[f"{p}{name}.kernel_projection.weight"] = matrix(2 * taps * groups, H)
+    if chain:
+        rank, R, s = own["selector_rank"], config["vocab_size"], "candidate_selector."
+        out[f"{s}hidden_projection.weight"] = matrix(rank, H)
+        for name in ("predecessor_codebook", "successor_codebook"):
+            out[s + name] = rounded(rng.normal(size=(R, rank)))
     return out
 
 
 def dflash_weights(draft: dict[str, Any], state: Weights) -> Weights:
     """That state dict under the artifact's parameter names."""
+    chain = "selector_rank" in draft["dflash_config"]
     out = {"feature_projection": state["fc.weight"], "context_norm": state["hidden_norm.weight"]}
     out["final_norm"] = state["norm.weight"]
     for i in range(draft["num_hidden_layers"]):
@@ -171,7 +188,16 @@ def dflash_weights(draft: dict[str, Any], state: Weights) -> Weights:
             out[f"{p}attention/{ours}"] = state[f"{s}self_attn.{theirs}.weight"]
         for part in ("gate", "up", "down"):
             out[f"{p}mlp/{part}"] = state[f"{s}mlp.{part}_proj.weight"]
-    return {f"dflash/{name}": value for name, value in out.items()}
+        if chain:
+            for name in ("attention_conv", "mlp_conv"):
+                out[f"{p}{name}/base_kernel"] = state[f"{s}{name}.base_kernel"]
+                out[f"{p}{name}/kernel_projection"] = state[f"{s}{name}.kernel_projection.weight"]
+    if chain:
+        p, s = "candidate_selector/", "candidate_selector."
+        out[f"{p}hidden_projection"] = state[f"{s}hidden_projection.weight"]
+        for name in ("predecessor_codebook", "successor_codebook"):
+            out[p + name] = state[s + name]
+    return {f"{'dflash2' if chain else 'dflash'}/{name}": value for name, value in out.items()}
 
 
 def artifact_weights(config: dict[str, Any], state: Weights) -> Weights:
@@ -232,10 +258,11 @@ def write(
     companion whose weights are among them."""
     mtp = "mtp/input_projection" in weights
     text = parse_text(config, mtp=mtp)
-    companions = [name for name, there in (("mtp", mtp), ("dflash", dflash)) if there]
+    kind = "dflash2" if dflash and "selector_rank" in dflash["dflash_config"] else "dflash"
+    companions = [name for name, there in (("mtp", mtp), (kind, dflash)) if there]
     specs = [*text_parameters(text, companions), *(mtp_parameters(text) if mtp else ())]
     if dflash:
-        specs += dflash_parameters(parse_dflash(dflash, text), text.hidden_size)
+        specs += dflash_parameters(parse_dflash(dflash, text, kind), text)
     forms = {spec.name: spec.format or matrices for spec in specs}
     shapes = {spec.name: spec.shape for spec in specs}
     objects: list[Any] = [ResourceSpec(f"resource/{role}", 2) for role in RESOURCES["text"]]
@@ -251,10 +278,10 @@ def write(
     resources = {role: f"resource/{role}" for role in RESOURCES["text"]}
     components = {"text": Component(config, resources=resources)}
     if mtp:
-        kind = "Qwen3_5MoeMTP" if "num_experts" in config else "Qwen3_5MTP"
-        components["mtp"] = Component({"architectures": [kind]}, target="text")
+        own = "Qwen3_5MoeMTP" if "num_experts" in config else "Qwen3_5MTP"
+        components["mtp"] = Component({"architectures": [own]}, target="text")
     if dflash:
-        components["dflash"] = Component(dflash, target="text")
+        components[kind] = Component(dflash, target="text")
     directory = plan_directory(
         components=components,
         objects=objects,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -175,7 +176,7 @@ class DFlash:
                 seen &= np.abs(own - other) < self.c["sliding_window"]
             if causal[i]:
                 seen &= other <= own
-            u = self.norm(y, f"{p}input_layernorm.weight")
+            u, leave = self.around(self.norm(y, f"{p}input_layernorm.weight"), f"{p}attention_conv.")
             q = self.rope(self.heads(u, f"{a}q_proj", f"{a}q_norm"), n)
             k = np.concatenate([self.heads(x, f"{a}k_proj", f"{a}k_norm") for x in (c, u)])
             v = np.concatenate([self.heads(x, f"{a}v_proj") for x in (c, u)])
@@ -183,11 +184,26 @@ class DFlash:
             scores = np.einsum("qhd,khd->hqk", q, np.repeat(k, groups, 1)) / np.sqrt(q.shape[-1])
             weights = softmax(np.where(seen, scores, -np.inf))
             mixed = np.einsum("hqk,khd->qhd", weights, np.repeat(v, groups, 1)).reshape(columns, -1)
-            y = y + mixed @ self.w[f"{a}o_proj.weight"].T
-            u, m = self.norm(y, f"{p}post_attention_layernorm.weight"), f"{p}mlp."
+            y = y + leave(mixed @ self.w[f"{a}o_proj.weight"].T)
+            u, leave = self.around(self.norm(y, f"{p}post_attention_layernorm.weight"), f"{p}mlp_conv.")
+            m = f"{p}mlp."
             inner = silu(u @ self.w[f"{m}gate_proj.weight"].T) * (u @ self.w[f"{m}up_proj.weight"].T)
-            y = y + inner @ self.w[f"{m}down_proj.weight"].T
+            y = y + leave(inner @ self.w[f"{m}down_proj.weight"].T)
         return self.norm(y, "norm.weight")
+
+    def around(self, n: Array, p: str) -> tuple[Array, Callable[[Array], Array]]:
+        """What a sublayer reads, and what is done to its output: the convolutions of DFlash2, or nothing."""
+        if f"{p}base_kernel" not in self.w:
+            return n, lambda y: y
+        base = self.w[f"{p}base_kernel"]
+        delta = (n @ self.w[f"{p}kernel_projection.weight"].T).reshape(len(n), 2, base.shape[1], -1)
+        kernel = base + np.repeat(delta, n.shape[1] // delta.shape[-1], -1)
+
+        def convolve(side: int, x: Array) -> Array:
+            shifted = [np.concatenate([np.zeros((t, x.shape[1])), x[: len(x) - t]]) for t in range(base.shape[1])]
+            return sum(kernel[:, side, t] * shifted[t] for t in range(base.shape[1]))
+
+        return convolve(0, n), lambda y: convolve(1, y)
 
     def heads(self, x: Array, projection: str, norm: str | None = None) -> Array:
         y = (x @ self.w[f"{projection}.weight"].T).reshape(len(x), -1, self.c["head_dim"])

@@ -19,6 +19,7 @@ from ninfer.models.qwen3_5.config import parse_dflash, parse_text
 from ninfer.models.qwen3_5.forward import forward
 
 BLOCK = 6
+KINDS = ("dflash", "dflash2")
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +36,13 @@ class Companion:
         config = oracle.random_config(seed)
         hf = oracle.hugging_face(config, seed)
         state = {name: value.detach().numpy() for name, value in hf.state_dict().items()}
-        self.config = oracle.random_dflash(config, seed + 50)
+        self.config = oracle.random_dflash(config, seed + 50, chain=seed % 2 == 1)
         own = oracle.dflash_state(config, self.config, seed + 100)
         weights = oracle.artifact_weights(config, state) | oracle.dflash_weights(self.config, own)
         artifact = oracle.write(folder / "m.ninfer", config, weights, dflash=self.config)
         self.text = reference.Reference(config, state)
         self.exact = reference.DFlash(self.config, own, self.text.w["model.embed_tokens.weight"])
-        self.runner = r = runner.Runner(device, bind(artifact, device, ("text", "dflash")), lanes=2)
+        self.runner = r = runner.Runner(device, bind(artifact, device, ("text", KINDS[seed % 2])), lanes=2)
         self.row, model = runner.Row, r.model
         self.draft, self.vocabulary = model.dflash, model.config.vocab_size
         c, H = self.draft.config, model.config.hidden_size

@@ -91,3 +91,22 @@ def test_begin_finds_the_block_behind_what_is_kept(lab: Lab) -> None:
     np.testing.assert_array_equal(lab.get(tokens), [[13] + [99] * 4, [21] + [99] * 4, [0] + [99] * 4])
     np.testing.assert_array_equal(lab.get(start), [8, 65, 1])
     np.testing.assert_array_equal(lab.get(width), [3, 1, 1])
+
+
+@pytest.mark.parametrize(("taps", "group"), [(2, 4), (3, 12), (1, 1)])
+def test_convolutions_stay_inside_their_block(lab: Lab, rng: np.random.Generator, taps: int, group: int) -> None:
+    T, H, columns = 10, 24, 5
+    x, delta = (rng.normal(size=s).astype(np.float32) for s in ((T, H), (T, 2 * taps * H // group)))
+    base, out = rng.normal(size=(2, taps, H)), lab.put(x)
+    for side in (0, 1):
+        want = oracle.convolve(x.astype(np.float64), bf16(base), delta.astype(np.float64), side, columns)
+        for add in (False, True):
+            out = lab.put(x)
+            args = lab.put(x), lab.put(base, "bf16"), lab.put(delta), side, columns
+            lab.ops.block.convolve(out, *args, add=add)
+            near(lab.get(out), want + (x if add else 0), 1e-5)
+
+
+def test_select_walks_a_chain_of_candidates(lab: Lab, rng: np.random.Generator) -> None:
+    for _ in range(8):
+        oracle.check_selection(lab, rng, "f32", 2e-6)

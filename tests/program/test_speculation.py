@@ -23,8 +23,8 @@ WARM = dataclasses.replace(GREEDY, temperature=1.0, presence_penalty=1.5, freque
 Guess = Callable[[int, int], int]
 
 
-KINDS = [True, "block"]
-"""Of SymbolicModel: the model's own module, and a companion that drafts blocks."""
+KINDS = [True, "block", "chain"]
+"""Of SymbolicModel: the model's own module, and companions that draft blocks, each for itself or along a chain."""
 
 
 def opened(window: int, guess: Guess | None = None, rows: int = 3, delayed: bool = True, kind: bool | str = True):
@@ -110,7 +110,7 @@ def test_tokens_do_not_depend_on_drafts(kind: bool | str, data: st.DataObject, w
             r[2] = True
             decisions.append(RowDecision(len(produced.tokens)))
         program.commit(batch, decisions)
-        if kind == "block":
+        if kind is not True:
             assert seen == [h for r in batch_rows for h in r[0].context()]
             seen.clear()
     for row in rows:
@@ -232,7 +232,7 @@ def test_a_fault_before_the_round_ran_ends_it(name: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "name"),
     [*((True, name) for name in ("accept", "draft", "draft_rows", "download")),
-     *(("block", name) for name in ("accept", "begin", "append", "block", "download"))],
+     *(("block", name) for name in ("accept", "begin", "append", "block", "download")), ("chain", "select")],
 )  # fmt: skip
 def test_a_fault_inside_the_round_ends_it(kind: bool | str, name: str) -> None:
     program, device = opened(2, rows=1, kind=kind)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ninfer._cpu.kernels import block as kernels
-from ninfer.block_ops import ContextKV
+from ninfer.block_ops import Candidates, Chain, ContextKV, Selection
 from ninfer.contract import Buffer
 from ninfer.errors import InvariantError
 from ninfer.ops import AttentionShape, Rows
@@ -67,6 +67,23 @@ class CpuBlockOps:
 
     def attention_scratch(self, tokens: int, context: int, shape: AttentionShape) -> int:
         return 0
+
+    def convolve(
+        self, out: Buffer, x: Buffer, base: Buffer, delta: Buffer, side: int, columns: int, *, add: bool
+    ) -> None:
+        (tokens, H), taps = x.shape, base.shape[1]
+        groups = delta.shape[1] // (2 * taps)
+        if out.shape != x.shape or base.shape[2] != H or H % groups:
+            raise InvariantError(f"{x.shape} convolved into {out.shape} by {base.shape} and {delta.shape}")
+        self._submit(kernels.convolve, tokens, out, x, base, delta, side, columns, taps, H, groups, int(add))
+
+    def select(self, out: Selection, candidates: Candidates, rows: Chain) -> None:
+        c, K = candidates, out.token.shape[0]
+        self._submit(
+            kernels.select, rows.B, out.token, out.ids, out.q, c.ids, c.scores, c.ids.shape[1], c.count, c.gamma,
+            c.predecessor, c.successor, c.gamma.shape[1], c.predecessor.shape[0], rows.tokens, rows.tokens.shape[1],
+            rows.start, rows.real, rows.seed, rows.B, K,
+        )  # fmt: skip
 
     def begin(
         self, tokens: Buffer, start: Buffer, width: Buffer, decided: Buffer, kept: Buffer, rows: Rows, mask: int

@@ -8,7 +8,7 @@ from typing import Any
 
 from ninfer._cuda.buffers import CudaBuffer
 from ninfer._cuda.products import pack
-from ninfer.block_ops import ContextKV
+from ninfer.block_ops import Candidates, Chain, ContextKV, Selection
 from ninfer.errors import InvariantError
 from ninfer.ops import AttentionShape, Rows
 
@@ -78,6 +78,25 @@ class CudaBlockOps:
     def attention_scratch(self, tokens: int, context: int, shape: AttentionShape) -> int:
         rows = tokens * (shape.hq // shape.hk)
         return self._bytes(max(self._units, shape.hk * (tokens + rows // _QUERIES)), shape)
+
+    def convolve(
+        self, out: CudaBuffer, x: CudaBuffer, base: CudaBuffer, delta: CudaBuffer, side: int, columns: int, *, add: bool
+    ) -> None:
+        (tokens, H), taps = x.shape, base.shape[1]
+        groups = delta.shape[1] // (2 * taps)
+        if out.shape != x.shape or base.shape[2] != H or H % groups:
+            raise InvariantError(f"{x.shape} convolved into {out.shape} by {base.shape} and {delta.shape}")
+        words = pack(out, x, base, delta, side, columns, taps, H, groups, int(add))
+        self._launch("block", "block_convolve", tokens, 256, words)
+
+    def select(self, out: Selection, candidates: Candidates, rows: Chain) -> None:
+        c, K = candidates, out.token.shape[0]
+        words = pack(
+            out.token, out.ids, out.q, c.ids, c.scores, c.gamma, c.predecessor, c.successor, rows.tokens, rows.start,
+            rows.real, rows.seed, c.ids.shape[1], c.count, c.gamma.shape[1], c.predecessor.shape[0],
+            rows.tokens.shape[1], rows.B, K,
+        )  # fmt: skip
+        self._launch("block", "block_select", rows.B, 256, words)
 
     def begin(
         self, tokens: CudaBuffer, start: CudaBuffer, width: CudaBuffer, decided: CudaBuffer, kept: CudaBuffer,

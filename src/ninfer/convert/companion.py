@@ -19,9 +19,14 @@ _COPIED = (
 )  # fmt: skip
 
 
-def companion_record(root: Mapping[str, Any], text: TextConfig) -> tuple[dict[str, Any], DFlashConfig]:
-    """The component config of a companion's parsed ``config.json``, and the same one parsed. ConversionError names a
-    member that does not belong to a companion of this text model."""
+_CHAIN = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+
+
+def companion_record(
+    root: Mapping[str, Any], text: TextConfig, component: str = "dflash"
+) -> tuple[dict[str, Any], DFlashConfig]:
+    """The config of the component "dflash" or "dflash2" from a companion's ``config.json``, and the same one parsed.
+    ConversionError names a member that does not belong to a companion of this text model."""
     own = object_member(root, "dflash_config") if "dflash_config" in root else {}
     layers = len(text.layer_types)
     for name, value in {
@@ -42,14 +47,23 @@ def companion_record(root: Mapping[str, Any], text: TextConfig) -> tuple[dict[st
             "mask_token_id": own.get("mask_token_id", root.get("mask_token_id")),
         },
     }
+    if component == "dflash2":
+        _only_own(root, own)
+        record["dflash_config"] |= {n: own.get(n, root.get(n)) for n in _CHAIN}
     if SLIDING in types:
         record["sliding_window"] = window
     if (block := own.get("block_size", root.get("block_size"))) is not None:
         record["block_size"] = block
     try:
-        return record, parse_dflash(record, text, where="")
+        return record, parse_dflash(record, text, component, where="")
     except ArtifactError as error:
         raise refuse(f"{error.where.lstrip('.')}: {error.reason}") from None
+
+
+def _only_own(root: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """A selector that also chooses what the anchor is followed by would be another one."""
+    for members in (root, own):
+        only(members, "sample_from_anchor", False)
 
 
 def _layer_types(root: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[list[Any], Any]:

@@ -19,7 +19,7 @@ from ninfer.convert.hf_config import CONFIG, SourceConfig, parse_config, read_js
 from ninfer.convert.planning import Plan, plan
 from ninfer.convert.quantised import resolver
 from ninfer.convert.resources import text_resources, vision_resources
-from ninfer.convert.sources import COMPANION, locate
+from ninfer.convert.sources import locate
 from ninfer.convert.streaming import Chunk, encoded
 from ninfer.errors import ConversionError, InvalidRequest
 from ninfer.models.qwen3_5 import recipes
@@ -65,6 +65,7 @@ def convert(
     name: str | None = None,
     components: Sequence[str] | None = None,
     dflash: str | os.PathLike[str] | None = None,
+    dflash2: str | os.PathLike[str] | None = None,
     shard_bytes: int = MAX_FILE_BYTES,
     progress: bool | ProgressCallback | None = None,
 ) -> ConversionReport:
@@ -73,7 +74,7 @@ def convert(
     recipe: a name in ``RECIPES``; it chooses the number format of every matrix that the checkpoint stores as floats.
     Modules quantised by compressed-tensors (FP8 by row, NVFP4) keep their bits whatever the recipe.
     name: the model's public name. components: of "text", "mtp", "vision"; default: those the checkpoint has.
-    dflash: checkpoint folder of a DFlash companion of this model, which becomes a component too.
+    dflash, dflash2: checkpoint folders of companions of this model, which become components too.
     shard_bytes: no file of the artifact grows beyond it. progress: ``None`` (a bar in a terminal or notebook), a bool,
     or ``callback("convert", done, total)``, in bytes of the checkpoint.
 
@@ -86,10 +87,14 @@ def convert(
     _check_arguments(out, recipe, name, components, shard_bytes, progress)
     folder = Path(src)
     config = parse_config(read_json(folder, CONFIG), vision=components is None or "vision" in components)
-    if dflash is not None:
-        record, companion = companion_record(read_json(Path(dflash), CONFIG), config.text)
-        config = attrs.evolve(config, dflash=companion, dflash_record=record)
-    with Checkpoint(folder, {} if dflash is None else {COMPANION: Path(dflash)}) as checkpoint:
+    places = {name: Path(path) for name, path in (("dflash", dflash), ("dflash2", dflash2)) if path is not None}
+    found = {name: companion_record(read_json(place, CONFIG), config.text, name) for name, place in places.items()}
+    config = attrs.evolve(
+        config,
+        companions={name: parsed for name, (_, parsed) in found.items()},
+        companion_records={name: record for name, (record, _) in found.items()},
+    )
+    with Checkpoint(folder, {f"{name}/": place for name, place in places.items()}) as checkpoint:
         planned = prepare(folder, config, checkpoint, recipe, name, components)
         used = {name for parent in planned.parents.values() for item in parent.items for name in item.stored.names}
         total = sum(checkpoint.tensors[name].nbytes for name in used)
@@ -177,8 +182,7 @@ def _components(config: SourceConfig, checkpoint: Checkpoint, wanted: Sequence[s
         if name != "text" and name not in stored:
             raise ConversionError(f"the checkpoint has no {name} module", tensor=f"{_PREFIXES[name]}*")
     chosen = [name for name in COMPONENTS if name == "text" or name in (stored if wanted is None else wanted)]
-    if config.dflash is not None:
-        chosen.append("dflash")
+    chosen += config.companions
     if "mtp" in chosen and (config.mtp_layers not in (None, 1) or config.mtp_own_embeddings):
         raise ConversionError("mtp: one layer without embeddings of its own is supported", tensor=CONFIG)
     return chosen

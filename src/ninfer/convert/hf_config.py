@@ -71,8 +71,9 @@ _DEFAULT_SECTION = (11, 11, 10)
 class SourceConfig:
     """What a checkpoint's config says: component configs as an artifact stores them, and the same ones parsed.
 
-    dflash, dflash_record: of a companion, where one is converted too. prefix: of the language model's tensors.
-    mtp_layers: ``None`` when the config does not say. eos_token_id and quantization are passed on unread.
+    companions, companion_records: of block-drafting companions that are converted too, by component. prefix: of the
+    language model's tensors. mtp_layers: ``None`` when the config does not say. eos_token_id and quantization are
+    passed on unread.
     """
 
     text_record: dict[str, Any]
@@ -85,8 +86,8 @@ class SourceConfig:
     mtp_own_embeddings: bool
     eos_token_id: Any
     quantization: Any
-    dflash: DFlashConfig | None = None
-    dflash_record: dict[str, Any] | None = None
+    companions: Mapping[str, DFlashConfig] = attrs.Factory(dict)
+    companion_records: Mapping[str, dict[str, Any]] = attrs.Factory(dict)
 
 
 def refuse(message: str) -> ConversionError:

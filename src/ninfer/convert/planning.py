@@ -66,14 +66,14 @@ class Plan:
 
 
 def parameters(config: SourceConfig, components: Sequence[str]) -> list[ParameterSpec]:
-    """Every parameter of the chosen components, in the order text, mtp, vision, dflash."""
-    specs = list(text_parameters(config.text, [name for name in ("mtp", "dflash") if name in components]))
+    """Every parameter of the chosen components, in the order text, mtp, vision, dflash, dflash2."""
+    specs = list(text_parameters(config.text, [name for name in ("mtp", *config.companions) if name in components]))
     if "mtp" in components:
         specs += mtp_parameters(config.text)
     if "vision" in components and config.vision is not None:
         specs += vision_parameters(config.vision, config.text.hidden_size)
-    if "dflash" in components and config.dflash is not None:
-        specs += dflash_parameters(config.dflash, config.text.hidden_size)
+    for companion in config.companions.values():
+        specs += dflash_parameters(companion, config.text)
     return specs
 
 
@@ -167,7 +167,7 @@ def _components(
     config: SourceConfig, components: Sequence[str], resources: Mapping[str, Mapping[str, bytes]]
 ) -> dict[str, Component]:
     records = {"text": config.text_record, "mtp": config.mtp_record, "vision": config.vision_record}
-    records["dflash"] = config.dflash_record
+    records |= config.companion_records
     return {
         name: Component(
             config=records[name] or {},

@@ -40,9 +40,6 @@ class Source:
         return self.tensor.removesuffix(".weight")
 
 
-COMPANION = "dflash/"
-"""What the names of a companion's tensors begin with, beside those of the model."""
-
 Located = Iterator[tuple[str, Source]]
 
 
@@ -56,8 +53,8 @@ def locate(config: SourceConfig, components: Collection[str], names: Collection[
         found.update(_mtp(config.text, names))
     if "vision" in components and config.vision is not None:
         found.update(_vision(config.vision, config.text.hidden_size))
-    if "dflash" in components and config.dflash is not None:
-        found.update(_dflash(config.dflash, config.text.hidden_size))
+    for companion in config.companions.values():
+        found.update(_dflash(companion, config.text))
     return found
 
 
@@ -209,12 +206,19 @@ def _linear(p: str, t: str, rows: int, columns: int) -> Located:
     yield f"{p}_bias", _vector(f"{t}.bias", rows)
 
 
-def _dflash(config: DFlashConfig, hidden: int) -> Located:
-    yield "dflash/feature_projection", _matrix(f"{COMPANION}fc.weight", hidden, len(config.taps) * hidden)
-    yield "dflash/context_norm", _vector(f"{COMPANION}hidden_norm.weight", hidden)
-    yield "dflash/final_norm", _vector(f"{COMPANION}norm.weight", hidden)
+def _dflash(config: DFlashConfig, text: TextConfig) -> Located:
+    """The names of a companion's tensors begin with its component's, beside those of the model."""
+    c, hidden, chain = f"{config.name}/", text.hidden_size, config.chain
+    yield f"{c}feature_projection", _matrix(f"{c}fc.weight", hidden, len(config.taps) * hidden)
+    yield f"{c}context_norm", _vector(f"{c}hidden_norm.weight", hidden)
+    yield f"{c}final_norm", _vector(f"{c}norm.weight", hidden)
     for i in range(len(config.windows)):
-        yield from _dflash_layer(f"dflash/layers/{i}/", f"{COMPANION}layers.{i}.", config, hidden)
+        yield from _dflash_layer(f"{c}layers/{i}/", f"{c}layers.{i}.", config, hidden)
+    if chain:
+        p, t = f"{c}candidate_selector/", f"{c}candidate_selector."
+        yield f"{p}hidden_projection", _matrix(f"{t}hidden_projection.weight", chain.rank, hidden)
+        for name in ("predecessor_codebook", "successor_codebook"):
+            yield p + name, _matrix(t + name, text.vocab_size, chain.rank)
 
 
 def _dflash_layer(p: str, t: str, config: DFlashConfig, hidden: int) -> Located:
@@ -229,3 +233,9 @@ def _dflash_layer(p: str, t: str, config: DFlashConfig, hidden: int) -> Located:
     yield f"{p}attention/query_norm", _vector(f"{a}q_norm.weight", s.hd)
     yield f"{p}attention/key_norm", _vector(f"{a}k_norm.weight", s.hd)
     yield from _swiglu(f"{p}mlp/", f"{t}mlp.", hidden, config.width)
+    if (chain := config.chain) is not None:
+        for name in ("attention_conv", "mlp_conv"):
+            base = (2, chain.taps, hidden)
+            yield f"{p}{name}/base_kernel", Source(f"{t}{name}.base_kernel", base, hidden, ((0, 2 * chain.taps),))
+            rows = 2 * chain.taps * hidden // chain.group
+            yield f"{p}{name}/kernel_projection", _matrix(f"{t}{name}.kernel_projection.weight", rows, hidden)

@@ -14,9 +14,11 @@ from ninfer.program.scope import Scopes
 
 @dataclass(frozen=True, slots=True)
 class Argmax:
-    """Parameters and by-products of up to ``rows`` samples at temperature 0."""
+    """Parameters and by-products of up to ``rows`` samples at temperature 0. candidates: likeliest ids that are asked
+    for, kept with their scores in alt_ids and alt_logprobs, ``ALTERNATIVES`` places a row."""
 
     rows: int
+    candidates: int
     real: Buffer
     whole: Buffer
     seed: Buffer
@@ -27,12 +29,13 @@ class Argmax:
     alt_logprobs: Buffer
 
     @classmethod
-    def place(cls, scope: Scopes, rows: int) -> Argmax:
+    def place(cls, scope: Scopes, rows: int, candidates: int = 0) -> Argmax:
         def buffer(size: int, dtype: str = "i32") -> Buffer:
             return scope.buffer("drafting", (size,), dtype)
 
         return cls(
             rows,
+            candidates,
             real=buffer(5 * rows, "f32"),
             whole=buffer(4 * rows),
             seed=buffer(2 * rows, "u32"),
@@ -46,7 +49,7 @@ class Argmax:
     def fill_constants(self, device: Device) -> None:
         """Memory starts as zeros; what must not be zero."""
         whole = device.host((4 * self.rows,), "i32")
-        whole[:] = np.tile([0, -1, 0, 0], self.rows)
+        whole[:] = np.tile([0, self.candidates or -1, 0, 0], self.rows)
         device.upload(self.whole, whole)
         done = device.event()
         done.record()

@@ -2,7 +2,8 @@
 
 The columns that were kept become the companion's context, and one pass over the block behind them drafts every further
 token at once. The block always has the length it was trained with; only its first drafts are verified. Drafts are the
-plain argmax.
+plain argmax, or drawn along a chain of candidates; then the very distributions they were drawn from are kept, by lane,
+until the drafts are verified.
 """
 
 from __future__ import annotations
@@ -12,14 +13,35 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ninfer.block_ops import Chain, Selection
 from ninfer.contract import Buffer, Device
-from ninfer.ops import Rows
+from ninfer.ops import Drafts, Rows
 from ninfer.program.argmax import Argmax
+from ninfer.program.frame import ALTERNATIVES
 from ninfer.program.scope import Scopes
 from ninfer.program.text import BlockShape
 
 if TYPE_CHECKING:
     from ninfer.program.memory import Memory
+
+
+@dataclass(frozen=True, slots=True)
+class Proposals:
+    """Distributions of drafts: ids i32 and q f32 [rows, window * candidates]. ``kept``: by lane; ``made``: of the batch
+    that has drafted; ``verified``: of the batch that is verified."""
+
+    candidates: int
+    kept: tuple[Buffer, Buffer]
+    made: tuple[Buffer, Buffer]
+    verified: tuple[Buffer, Buffer]
+
+    @classmethod
+    def place(cls, scope: Scopes, rows: int, window: int, candidates: int) -> Proposals:
+        def pair() -> tuple[Buffer, Buffer]:
+            ids, q = (scope.buffer("drafting", (rows, window * candidates), dtype) for dtype in ("i32", "f32"))
+            return ids, q
+
+        return cls(candidates, pair(), pair(), pair())
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +59,7 @@ class BlockMemory:
     out: Buffer
     none: Buffer
     argmax: Argmax
+    proposals: Proposals | None
 
     @classmethod
     def place(
@@ -54,7 +77,8 @@ class BlockMemory:
             drafted=tuple([buffer(window * B) for B in range(1, rows + 1)]),
             out=buffer(window * rows, hidden_size, dtype=device.activation),
             none=buffer(rows),
-            argmax=Argmax.place(scope, window * rows),
+            argmax=Argmax.place(scope, window * rows, shape.candidates),
+            proposals=Proposals.place(scope, rows, window, shape.candidates) if shape.candidates else None,
         )
 
     def drafting(self, device: Device, memory: Memory) -> BlockDrafting:
@@ -97,7 +121,30 @@ class BlockDrafting:
         out, logits = m.out.slice(0, count), memory.logits.slice(0, count)
         memory.model.block(block, m.drafted[B - 1], out)
         memory.model.logits(out, logits)
-        m.argmax(self.device.ops, fields["drafts"].head(count), logits, memory.masks, memory.counts, memory.scratch)
+        drafts = fields["drafts"].head(count)
+        m.argmax(self.device.ops, drafts, logits, memory.masks, memory.counts, memory.scratch)
+        if m.proposals is not None:
+            self._select(m.proposals, out, tokens, start, drafts.head(m.window, B))
+
+    def _select(self, own: Proposals, hidden: Buffer, tokens: Buffer, start: Buffer, drafts: Buffer) -> None:
+        """Drafts among the likeliest candidates; what they were drawn from is kept for their lanes."""
+        m, given, (K, B) = self.own, self.memory.input.fields, drafts.shape
+        ids, scores = (b.head(K * B, ALTERNATIVES) for b in (m.argmax.alt_ids, m.argmax.alt_logprobs))
+        rows = Chain(B, tokens, start, given["real"].head(B, 5), given["seed"].head(B, 2))
+        made = Selection(drafts, *(b.head(B, K, own.candidates) for b in own.made))
+        self.memory.model.select(hidden, ids, scores, rows, made)
+        for kept, new in zip(own.kept, own.made):
+            self.device.ops.scatter(kept, new.slice(0, B), given["lanes"].head(B))
+
+    def proposed(self, drafts: Drafts) -> Drafts:
+        own = self.own.proposals
+        if own is None:
+            return drafts
+        B, K = drafts.tokens.shape
+        for found, kept in zip(own.verified, own.kept):
+            self.device.ops.gather(found.slice(0, B), kept, self.memory.input.fields["lanes"].head(B))
+        ids, q = (b.head(B, K, own.candidates) for b in own.verified)
+        return Drafts(drafts.count, drafts.tokens, ids, q)
 
     def _context(self, rows: Rows, width: Buffer) -> Rows:
         table = self.memory.input.fields["draft_table"].head(rows.B)

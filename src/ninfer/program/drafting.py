@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from ninfer.contract import Buffer, Device
-from ninfer.ops import Rows
+from ninfer.ops import Drafts, Rows
 from ninfer.program.argmax import Argmax
 from ninfer.program.scope import Scopes
 
@@ -29,6 +29,10 @@ class Drafting(Protocol):
 
     def forced(self, width: int) -> None:
         """A wide unit of forced tokens has run; what it left in ``Memory.hidden`` stays."""
+        ...
+
+    def proposed(self, drafts: Drafts) -> Drafts:
+        """The drafts of a round that is verified, with the distributions they were drawn from."""
         ...
 
     def decided(self, B: int, W: int) -> None:
@@ -104,6 +108,9 @@ class MtpDrafting:
         fields, hidden, rows = self.memory.input.fields, self.memory.hidden.slice(0, 1), self.memory.input.rows(1)
         self.device.ops.gather(hidden, self.memory.stored, fields["read"].head(1))
         self._align(rows, rows.tokens, hidden, self.own.joined.slice(0, 1))
+
+    def proposed(self, drafts: Drafts) -> Drafts:
+        return drafts
 
     def decided(self, B: int, W: int) -> None:
         m, memory, ops, rows = self.own, self.memory, self.device.ops, self.memory.input.rows(B, W)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Protocol
 
-from ninfer.block_ops import ContextKV
+from ninfer.block_ops import Chain, ContextKV, Selection
 from ninfer.contract import Buffer, Device, Scope
 from ninfer.models.qwen3_5 import dflash
 from ninfer.models.qwen3_5 import forward as passes
@@ -41,10 +41,12 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class BlockShape:
-    """A block pass: columns of a row, and the token that stands for one to be drafted."""
+    """A block pass: columns of a row, and the token that stands for one to be drafted. candidates: of each draft, where
+    they are chosen along a chain; 0 where a draft is its column's likeliest token."""
 
     columns: int
     mask: int
+    candidates: int = 0
 
 
 class PlacedModel(Protocol):
@@ -92,6 +94,11 @@ class PlacedModel(Protocol):
 
     def block(self, rows: Rows, index: Buffer, out: Buffer) -> None:
         """Run the companion over a block; out act [n, H]: its final hidden at columns ``index`` i32 [n]."""
+        ...
+
+    def select(self, hidden: Buffer, ids: Buffer, scores: Buffer, rows: Chain, out: Selection) -> None:
+        """Choose drafts among their candidates, where there are any: ids i32 and scores f32 [n, stride] from block
+        outputs ``hidden`` act [n, H]."""
         ...
 
     def carry(self, read: int, write: int) -> None:
@@ -169,7 +176,7 @@ class QwenText:
         if self.model.dflash is None:
             return None
         config = self.model.dflash.config
-        return BlockShape(config.block or window + 1, config.mask)
+        return BlockShape(config.block or window + 1, config.mask, config.chain.candidates if config.chain else 0)
 
     def _block_bytes(self, block: Block, rows: int) -> int:
         total = sum(matrix.nbytes for matrix in _mixer(block.mixer))
@@ -285,6 +292,11 @@ class PlacedQwenText:
         own = self.companion
         dflash.draft(self.device.ops, self.model, own.workspace, rows, own.context, index, out)
 
+    def select(self, hidden: Buffer, ids: Buffer, scores: Buffer, rows: Chain, out: Selection) -> None:
+        assert self.companion is not None
+        assert self.model.dflash is not None
+        dflash.select(self.device.ops, self.model.dflash, self.companion.workspace, hidden, ids, scores, rows, out)
+
     def carry(self, read: int, write: int) -> None:
         for ring in self.companion.rings if self.companion else ():
             self.device.copy(ring.slice(write, write + 1), ring.slice(read, read + 1))
@@ -301,7 +313,8 @@ def _mixer(mixer: AttentionWeights | GdnWeights) -> tuple[Matrix, ...]:
 
 def _draft_layer_bytes(layer: DraftLayer) -> int:
     own = (layer.query, layer.key, layer.value, layer.output, layer.ffn.gate, layer.ffn.up, layer.ffn.down)
-    return sum(matrix.nbytes for matrix in own)
+    convolutions = [conv.projection for conv in (layer.attention_conv, layer.mlp_conv) if conv]
+    return sum(matrix.nbytes for matrix in (*own, *convolutions))
 
 
 def _buffers(layer: KVPlanes | GdnState) -> list[Buffer]:

@@ -262,6 +262,8 @@ class Units:
             ops.sample(out, logits, masks, m.counts, sampled, m.scratch)
         else:
             drafts, accepted = m.input.drafts(B, W), m.output.fields["accepted"].head(B)
+            if self.drafting is not None:
+                drafts = self.drafting.proposed(drafts)
             ops.accept(out, accepted, logits, masks, m.counts, sampled, drafts, m.scratch)
             ops.count(m.counts, m.input.fields["lanes"].head(B), drafts.tokens, accepted)
         if self.drafting is not None:

@@ -25,9 +25,13 @@ from ninfer._cpu.kernels.simd import (
     store_part,
     total,
     u16,
+    u32p,
 )
+from ninfer._cpu.sampling import uniform
 
 PAGE = 64
+PROPOSAL = 5
+"""Purpose of the random numbers that drafts are drawn with."""
 
 
 @njit
@@ -184,3 +188,80 @@ def begin_block(a, begin, end, ws):
         for i in range(w[7]):
             i32p(w[0])[b * w[7] + i] = w[8]
         i32p(w[0])[b * w[7]] = max(0, i32p(w[3])[b * w[6] + n - 1])
+
+
+@kernel("block_convolve")
+def convolve(a, begin, end, ws):
+    """A task is a row. Words: out, x, base, delta, side, columns, taps, H, groups, add."""
+    w = i64p(a)
+    side, columns, taps, H, groups, add = w[4], w[5], w[6], w[7], w[8], w[9]
+    width = H // groups
+    for t in range(begin, end):
+        out = f32(w[0] + 4 * t * H)
+        for h in range(H):
+            total = types.float32(0.0)
+            for tap in range(min(taps, t % columns + 1)):
+                place = (side * taps + tap) * H + h
+                base = u16(w[2] + 2 * place)
+                weight = lane0(load_bf16(base, 0, 1))
+                weight += f32(w[3])[(t * 2 * taps + side * taps + tap) * groups + h // width]
+                total += weight * f32(w[1])[(t - tap) * H + h]
+            out[h] = out[h] + total if add else total
+
+
+@njit
+def _pair(predecessor, gamma, successor, rank):
+    """sum_r predecessor[r] * gamma[r] * successor[r]; two bf16 rows and an fp32 one."""
+    sums = fill(np.float32(0.0))
+    for i in range(0, rank, 16):
+        both = load_bf16(predecessor, i, rank - i) * load_part(gamma, i, rank - i)
+        sums = fma(both, load_bf16(successor, i, rank - i), sums)
+    return total(sums)
+
+
+@kernel("block_select")
+def select(a, begin, end, ws):
+    """A task is a row. Words: token, ids out, q out, ids, scores, stride, count, gamma, predecessor, successor, rank,
+    rows of the codebooks, tokens, columns, start, real, seed, B, K."""
+    w = i64p(a)
+    stride, count, rank, rows, B, K = w[5], w[6], w[10], w[11], w[17], w[18]
+    scores = f32(ws)
+    for b in range(begin, end):
+        temperature = f32(w[15])[5 * b]
+        previous = types.int64(i32p(w[12])[b * w[13]])
+        for i in range(K):
+            at = i * B + b
+            book = u16(w[8] + 2 * min(max(previous, 0), rows - 1) * rank)
+            best = 0
+            for c in range(count):
+                token = types.int64(i32p(w[3])[at * stride + c])
+                other = u16(w[9] + 2 * min(max(token, 0), rows - 1) * rank)
+                scores[c] = f32(w[4])[at * stride + c] + _pair(book, f32(w[7] + 4 * at * rank), other, rank)
+                if token < 0:  # fewer candidates than asked for
+                    scores[c] = -np.inf
+                if scores[c] > scores[best]:
+                    best = c
+            top, mass = scores[best], types.float32(0.0)
+            q = f32(w[2] + 4 * (b * K + i) * count)
+            for c in range(count):
+                if temperature > 0:
+                    q[c] = lane0(exp(fill((scores[c] - top) / temperature)))
+                else:
+                    q[c] = 1.0 if c == best else 0.0
+                mass += q[c]
+                i32p(w[1])[(b * K + i) * count + c] = i32p(w[3])[at * stride + c]
+            chosen = best
+            if temperature > 0:
+                index = types.int64(i32p(w[14])[b]) + 1 + i
+                u = uniform(u32p(w[16])[2 * b], u32p(w[16])[2 * b + 1], index, PROPOSAL) * mass
+                below = types.float32(0.0)
+                for c in range(count):
+                    if q[c] > 0:
+                        chosen = c
+                    below += q[c]
+                    if below > u:
+                        break
+                for c in range(count):
+                    q[c] /= mass
+            previous = types.int64(i32p(w[3])[at * stride + chosen])
+            i32p(w[0])[at] = types.int32(previous)

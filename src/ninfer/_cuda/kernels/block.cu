@@ -262,3 +262,103 @@ KERNEL(block_begin, Begin, 32, 1) {
     for (int i = thread(); i < a.W; i += threads()) a.tokens[b * a.W + i] = i ? (int)a.mask : maximum(0, last);
     if (thread() == 0) a.start[b] = a.row_start[b] + n, a.width[b] = n;
 }
+
+struct Convolve {
+    u16* out;  // [tokens, H]
+    const u16* x;
+    const u16* base;   // [2, taps, H]
+    const u16* delta;  // [tokens, 2, taps, groups]
+    i64 side, columns, taps, H, groups, add;
+};
+
+// A block a row; a row reads those before it in its block of columns.
+KERNEL(block_convolve, Convolve, 256, 1) {
+    after_predecessors();
+    const int row = block_x(), seen = minimum((int)a.taps, row % (int)a.columns + 1), width = (int)(a.H / a.groups);
+    for (int h = thread(); h < a.H; h += threads()) {
+        float total = a.add ? from_bf16(a.out[(i64)row * a.H + h]) : 0.0f;
+        for (int tap = 0; tap < seen; ++tap) {
+            const float base = from_bf16(a.base[(a.side * a.taps + tap) * a.H + h]);
+            const float delta = from_bf16(a.delta[((i64)row * 2 * a.taps + a.side * a.taps + tap) * a.groups + h / width]);
+            total += (base + delta) * from_bf16(a.x[(i64)(row - tap) * a.H + h]);
+        }
+        a.out[(i64)row * a.H + h] = to_bf16(total);
+    }
+}
+
+// Word 0 of Philox4x32-10 (Salmon et al., 2011).
+DEVICE u32 philox(u32 c0, u32 c1, u32 c2, u32 c3, u32 k0, u32 k1) {
+    for (int round = 0; round < 10; ++round) {
+        const u64 p = (u64)0xD2511F53u * c0, q = (u64)0xCD9E8D57u * c2;
+        const u32 old1 = c1, old3 = c3;
+        c0 = (u32)(q >> 32) ^ old1 ^ k0, c1 = (u32)q;
+        c2 = (u32)(p >> 32) ^ old3 ^ k1, c3 = (u32)p;
+        k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+    }
+    return c0;
+}
+
+struct Select {
+    int* token;  // [K, B]
+    int* out_ids;  // [B, K, count]
+    float* q;
+    const int* ids;  // [K * B, stride]
+    const float* scores;
+    const u16* gamma;  // [K * B, rank]
+    const u16* predecessor;  // [rows, rank]
+    const u16* successor;
+    const int* tokens;  // [B, columns]
+    const int* start;
+    const float* real;  // [B, 5]
+    const u32* seed;    // [B, 2]
+    i64 stride, count, rank, rows, columns, B, K;
+};
+
+// A block a row: a warp scores a candidate, then one thread decides.
+KERNEL(block_select, Select, 256, 1) {
+    __shared__ float scores[32];
+    __shared__ int chosen_token;
+    after_predecessors();
+    const int b = block_x(), warp = thread() / 32, lane = thread() % 32, count = (int)a.count;
+    const float temperature = a.real[5 * b];
+    if (thread() == 0) chosen_token = a.tokens[b * a.columns];
+    for (int i = 0; i < a.K; ++i) {
+        const i64 at = i * a.B + b;
+        sync();
+        const i64 previous = minimum(maximum(chosen_token, 0), (int)a.rows - 1);
+        for (int c = warp; c < count; c += threads() / 32) {
+            const int token = a.ids[at * a.stride + c];
+            const i64 row = minimum(maximum(token, 0), (int)a.rows - 1);
+            float sum = 0;
+            for (int r = lane; r < a.rank; r += 32)
+                sum += from_bf16(a.predecessor[previous * a.rank + r]) * from_bf16(a.gamma[at * a.rank + r]) * from_bf16(a.successor[row * a.rank + r]);
+            sum = sum_warp(sum);
+            if (lane == 0) scores[c] = token < 0 ? -INFINITY : a.scores[at * a.stride + c] + sum;
+        }
+        sync();
+        if (thread() == 0) {
+            float *q = a.q + (b * a.K + i) * count, mass = 0, below = 0;
+            int best = 0;
+            for (int c = 1; c < count; ++c)
+                if (scores[c] > scores[best]) best = c;
+            for (int c = 0; c < count; ++c) {
+                q[c] = temperature > 0 ? expf((scores[c] - scores[best]) / temperature) : (float)(c == best);
+                mass += q[c];
+                a.out_ids[(b * a.K + i) * count + c] = a.ids[at * a.stride + c];
+            }
+            int chosen = best;
+            if (temperature > 0) {
+                const u32 word = philox((u32)(a.start[b] + 1 + i), 0, 5, 0, a.seed[2 * b], a.seed[2 * b + 1]);
+                const float u = (float)(word >> 8) * 5.9604644775390625e-8f * mass;
+                for (int c = 0; c < count; ++c) {
+                    if (q[c] > 0) chosen = c;
+                    below += q[c];
+                    if (below > u) break;
+                }
+                for (int c = 0; c < count; ++c) q[c] /= mass;
+            }
+            chosen_token = a.ids[at * a.stride + chosen];
+            a.token[at] = chosen_token;
+        }
+    }
+}

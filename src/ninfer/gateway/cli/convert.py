@@ -14,6 +14,7 @@ def add_commands(commands: Any) -> None:
     p.add_argument("--recipe", required=True, help="bf16, fp8, q8, q6, q4-mixed or import")
     p.add_argument("--name", help="public model name kept in the artifact")
     p.add_argument("--dflash", metavar="FOLDER", help="checkpoint folder of a DFlash companion, to become a part of it")
+    p.add_argument("--dflash2", metavar="FOLDER", help="the same of a DFlash2 companion")
     p.add_argument("--quiet", "-q", action="store_true", help="no progress bar")
     p.set_defaults(command=convert)
 
@@ -28,6 +29,7 @@ def convert(arguments: argparse.Namespace) -> int:
         recipe=arguments.recipe,
         name=arguments.name,
         dflash=arguments.dflash,
+        dflash2=arguments.dflash2,
         progress=False if arguments.quiet else None,
     )
     print(report, file=sys.stderr)

@@ -13,8 +13,8 @@ def add_engine_options(g: Any) -> None:
     g.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu or cuda:N; default: auto")
     g.add_argument("--kv-dtype", default="auto", metavar="TYPE", help="numbers of the KV cache; default: auto")
     g.add_argument("--no-cache", action="store_true", help="keep nothing of finished requests")
-    g.add_argument("--spec", default="none", metavar="BACKEND", help="what drafts: none, mtp or dflash; default: none")
-    g.add_argument("--draft-tokens", type=int, metavar="N", help="tokens drafted for a round; default: 3, dflash 7")
+    g.add_argument("--spec", default="none", metavar="BACKEND", help="what drafts: none, mtp, dflash or dflash2")
+    g.add_argument("--draft-tokens", type=int, metavar="N", help="tokens drafted for a round; default: mtp 3, else 7")
 
 
 def engine_options(arguments: argparse.Namespace, **others: Any) -> EngineOptions:

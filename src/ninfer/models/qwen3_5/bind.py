@@ -39,6 +39,7 @@ from ninfer.models.qwen3_5.parameters import (
 from ninfer.models.qwen3_5.weights import (
     AttentionWeights,
     Block,
+    ConvolutionWeights,
     DenseWeights,
     DFlashWeights,
     DraftLayer,
@@ -46,6 +47,7 @@ from ninfer.models.qwen3_5.weights import (
     Model,
     MoeWeights,
     MtpWeights,
+    SelectorWeights,
 )
 from ninfer.ops import Bank, Matrix, Segment, Stored
 
@@ -54,6 +56,9 @@ RESOURCES = {
     "vision": ("preprocessor_config.json", "video_preprocessor_config.json"),
 }
 """Roles a component must carry when it is used."""
+
+COMPANIONS = ("dflash", "dflash2")
+"""Components that draft blocks."""
 
 _DTYPE = {"bf16": "bf16", "fp32": "f32"}
 _ALIGN = 256
@@ -73,7 +78,8 @@ class Selection:
 
 
 def check(artifact: Artifact, components: Sequence[str] = ("text",)) -> Selection:
-    """Whether the components "text", "mtp", "dflash", "vision" can be bound: configs, resources, parameters, uses.
+    """Whether the components "text", "mtp", "dflash", "dflash2", "vision" can be bound: configs, resources, parameters,
+    uses.
 
     Raises ArtifactError naming the component, parameter or use. Reads no weight bytes. Parameters and uses that no
     selected component needs are ignored.
@@ -108,16 +114,16 @@ def _select(artifact: Artifact, components: Sequence[str]) -> Selection:
         for role in RESOURCES.get(name, ()):
             if role not in records[name].resources:
                 raise _error(artifact, "required resource is missing", f"{where}.resources.{role}")
-    companions = tuple(name for name in ("mtp", "dflash") if name in components)
+    companions = tuple(name for name in ("mtp", *COMPANIONS) if name in components)
     try:
         text = parse_text(records["text"].config, mtp="mtp" in components)
         mtp = parse_mtp(records["mtp"].config, text) if "mtp" in components else None
-        dflash = parse_dflash(records["dflash"].config, text) if "dflash" in components else None
+        dflash = next((parse_dflash(records[c].config, text, c) for c in COMPANIONS if c in components), None)
         parameters = list(text_parameters(text, companions))
         if mtp:
             parameters += mtp_parameters(text)
         if dflash:
-            parameters += dflash_parameters(dflash, text.hidden_size)
+            parameters += dflash_parameters(dflash, text)
         if "vision" in components:
             parameters += vision_parameters(parse_vision(records["vision"].config), text.hidden_size)
     except ArtifactError as error:
@@ -150,11 +156,12 @@ def bind(
     components: Sequence[str] = ("text",),
     progress: LoadProgress | None = None,
 ) -> Model:
-    """Check the components "text" and, if asked for, "mtp" or "dflash", and make their weights resident on the device.
+    """Check the components "text" and, if asked for, "mtp", "dflash" or "dflash2", and make their weights resident on
+    the device.
 
     Raises ArtifactError as ``check`` does, before anything is loaded, and OutOfDeviceMemory.
     """
-    if unknown := set(components) - {"text", "mtp", "dflash"}:
+    if unknown := set(components) - {"text", "mtp", *COMPANIONS}:
         raise InvalidRequest(f"cannot bind {sorted(unknown)}", field="components")
     selection = check(artifact, components)
     loader = _Loader(artifact, device, selection.parameters, progress)
@@ -186,14 +193,24 @@ def _mtp(load: _Loader, config: TextConfig) -> MtpWeights:
 def _dflash(load: _Loader, config: DFlashConfig) -> DFlashWeights:
     return DFlashWeights(
         config=config,
-        features=load.matrix("dflash/feature_projection"),
-        context_norm=load.vector("dflash/context_norm"),
-        layers=tuple(_draft_layer(load, f"dflash/layers/{i}/") for i in range(len(config.windows))),
-        final_norm=load.vector("dflash/final_norm"),
+        features=load.matrix(f"{config.name}/feature_projection"),
+        context_norm=load.vector(f"{config.name}/context_norm"),
+        layers=tuple(_draft_layer(load, f"{config.name}/layers/{i}/", config) for i in range(len(config.windows))),
+        final_norm=load.vector(f"{config.name}/final_norm"),
+        selector=_selector(load, f"{config.name}/candidate_selector/") if config.chain else None,
     )
 
 
-def _draft_layer(load: _Loader, p: str) -> DraftLayer:
+def _selector(load: _Loader, p: str) -> SelectorWeights:
+    books = (load.vector(f"{p}{name}_codebook") for name in ("predecessor", "successor"))
+    return SelectorWeights(load.matrix(f"{p}hidden_projection"), *books)
+
+
+def _convolution(load: _Loader, p: str) -> ConvolutionWeights:
+    return ConvolutionWeights(load.vector(f"{p}base_kernel"), load.matrix(f"{p}kernel_projection"))
+
+
+def _draft_layer(load: _Loader, p: str, config: DFlashConfig) -> DraftLayer:
     a = f"{p}attention/"
     query, key, value, context_key, context_value, output = load.matrices(
         a, ("query", "key", "value", "context_key", "context_value", "output")
@@ -210,6 +227,8 @@ def _draft_layer(load: _Loader, p: str) -> DraftLayer:
         output=output,
         post_norm=load.vector(f"{p}post_attention_norm"),
         ffn=_swiglu(load, f"{p}mlp/"),
+        attention_conv=_convolution(load, f"{p}attention_conv/") if config.chain else None,
+        mlp_conv=_convolution(load, f"{p}mlp_conv/") if config.chain else None,
     )
 
 

@@ -20,6 +20,9 @@ from ninfer.ops import AttentionShape, GdnShape
 LINEAR, FULL, SLIDING = "linear_attention", "full_attention", "sliding_attention"
 _MODEL_TYPES = {"Qwen3_5ForCausalLM": "qwen3_5_text", "Qwen3_5MoeForCausalLM": "qwen3_5_moe_text"}
 _MTP_OF = {"Qwen3_5ForCausalLM": "Qwen3_5MTP", "Qwen3_5MoeForCausalLM": "Qwen3_5MoeMTP"}
+_DFLASH = {"dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel"}
+CANDIDATES = 20
+"""Most candidates of a drafted token."""
 _ATTENTION = ("num_attention_heads", "num_key_value_heads", "head_dim", "rope_parameters")
 _GDN = (
     "linear_num_key_heads",
@@ -96,9 +99,20 @@ class MtpConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ChainConfig:
+    """What DFlash2 adds. taps: rows of a block that a convolution around each sublayer reads, one number for ``group``
+    neighbouring channels. candidates of each drafted token, and the rank of the codebooks that score their pairs."""
+
+    taps: int
+    group: int
+    rank: int
+    candidates: int
+
+
+@dataclass(frozen=True, slots=True)
 class DFlashConfig:
     """A block-drafting companion (DFlash): a transformer of the text model's hidden size that reads the residuals of
-    some of its layers.
+    some of its layers. ``chain``: of a DFlash2 companion.
 
     attention: plain rotary attention, one position axis. windows: of each layer, how many tokens away a query still
     sees, or None for all. causal: of each layer, whether a block's column sees none behind it. width: of the SwiGLUs.
@@ -114,6 +128,12 @@ class DFlashConfig:
     taps: tuple[int, ...]
     mask: int
     block: int | None
+    chain: ChainConfig | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the component."""
+        return "dflash2" if self.chain else "dflash"
 
     @property
     def full_layers(self) -> int:
@@ -280,10 +300,10 @@ def parse_mtp(config: object, text: TextConfig, *, where: str = "components.mtp.
     return MtpConfig(architecture)
 
 
-def parse_dflash(config: object, text: TextConfig, *, where: str = "components.dflash.config") -> DFlashConfig:
-    """The DFlash component's config, checked against the text model it drafts for."""
-    r = _Record(config, where)
-    if (architecture := r.only("architectures")) != "DFlashDraftModel":
+def parse_dflash(config: object, text: TextConfig, name: str = "dflash", *, where: str | None = None) -> DFlashConfig:
+    """The config of the component "dflash" or "dflash2", checked against the text model it drafts for."""
+    r = _Record(config, f"components.{name}.config" if where is None else where)
+    if (architecture := r.only("architectures")) != _DFLASH[name]:
         raise r.error("architectures", f"unsupported architecture {architecture!r}")
     if (model_type := r.text("model_type")) != "qwen3":
         raise r.error("model_type", f"must be 'qwen3', not {model_type!r}")
@@ -303,6 +323,7 @@ def parse_dflash(config: object, text: TextConfig, *, where: str = "components.d
     block = r.integer("block_size") if r.has("block_size") else None
     own = r.record("dflash_config")
     taps, mask = own.list("target_layer_ids"), own.take("mask_token_id")
+    chain = _chain(own, text.hidden_size) if name == "dflash2" else None
     own.close()
     r.close()
     if not taps or any(type(n) is not int or not 0 <= n < len(text.layer_types) for n in taps):
@@ -313,7 +334,18 @@ def parse_dflash(config: object, text: TextConfig, *, where: str = "components.d
         raise own.error("mask_token_id", f"must be an id below {text.vocab_size}, not {mask!r}")
     shape = AttentionShape(hq, hk, hd, hd, theta, (0,) * (hd // 2))
     windows = tuple(window if kind == SLIDING else None for kind in types)
-    return DFlashConfig(shape, windows, causal, width, eps, tuple(taps), mask, block)
+    return DFlashConfig(shape, windows, causal, width, eps, tuple(taps), mask, block, chain)
+
+
+def _chain(r: _Record, hidden: int) -> ChainConfig:
+    taps, group, rank, candidates = (
+        r.integer(n) for n in ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+    )
+    if hidden % group:
+        raise r.error("conv_group_size", f"{group} does not divide hidden_size {hidden}")
+    if candidates > CANDIDATES:
+        raise r.error("selector_top_k", f"must be at most {CANDIDATES}, not {candidates}")
+    return ChainConfig(taps, group, rank, candidates)
 
 
 def _causal(r: _Record, layers: int) -> tuple[bool, ...]:

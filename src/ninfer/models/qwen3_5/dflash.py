@@ -10,6 +10,9 @@ A block is the last decided token followed by mask tokens, and row i of its outp
     y = embedding[token];  each layer:  y += attention(norm0(y));  y += swiglu(norm0(y));  out = norm0(y)
 
 where attention sees the context and the block itself. Nothing of a block is kept.
+
+A DFlash2 companion convolves what enters and what leaves each sublayer over the rows of the block, and its selector
+chooses along a chain of candidates instead of each draft's likeliest token.
 """
 
 from __future__ import annotations
@@ -17,12 +20,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ninfer.block_ops import ContextKV
+from ninfer.block_ops import Candidates, Chain, ContextKV, Selection
 from ninfer.contract import Buffer, Device, Scope
 from ninfer.models.qwen3_5.config import DFlashConfig
 from ninfer.models.qwen3_5.state import PAGE_TOKENS
-from ninfer.models.qwen3_5.weights import DFlashWeights, Model
-from ninfer.ops import Ops, Rows
+from ninfer.models.qwen3_5.weights import ConvolutionWeights, DFlashWeights, Model
+from ninfer.ops import Matrix, Ops, Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,17 @@ class DraftWorkspace:
     mixed: Buffer
     product: Buffer
     scratch: Buffer
+    chain: ChainWorkspace | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChainWorkspace:
+    """Of a DFlash2 companion: delta act [T, 2 * taps * groups], sub act [T, H]: what enters or leaves a sublayer, gamma
+    act [T, rank]."""
+
+    delta: Buffer
+    sub: Buffer
+    gamma: Buffer
 
 
 def plan_workspace(
@@ -53,7 +67,9 @@ def plan_workspace(
         return scope.buffer("drafting", (n, features), device.activation)
 
     scratch = max(1, device.ops.block.attention_scratch(tokens, context, s))
-    both = max(columns, tokens)
+    both, chain = max(columns, tokens), None
+    if (c := config.chain) is not None:
+        chain = ChainWorkspace(rows(tokens, 2 * c.taps * hidden // c.group), rows(tokens, hidden), rows(tokens, c.rank))
     return DraftWorkspace(
         features=rows(columns, len(config.taps) * hidden),
         context=rows(columns, hidden),
@@ -66,6 +82,7 @@ def plan_workspace(
         mixed=rows(tokens, s.hq * s.hd),
         product=rows(tokens, config.width),
         scratch=scope.buffer("drafting", (scratch,), "u8"),
+        chain=chain,
     )
 
 
@@ -122,12 +139,53 @@ def draft(
     ops.embed(x, model.embedding, rows.tokens)
     for layer, planes, window, causal in zip(own.layers, kv, config.windows, config.causal, strict=True):
         block.norm0(u, x, layer.input_norm, None, config.eps)
-        ops.norm_project((q, k, v), u, None, (layer.query, layer.key, layer.value), config.eps, ws.scratch)
+        entering = _enter(ops, layer.attention_conv, ws, u, rows.W)
+        ops.norm_project((q, k, v), entering, None, (layer.query, layer.key, layer.value), config.eps, ws.scratch)
         block.rotate(q, layer.query_norm, rows, config.attention, config.eps)
         block.rotate(k, layer.key_norm, rows, config.attention, config.eps)
         block.attention(mixed, q, k, v, planes, rows, config.attention, window, causal, ws.scratch)
-        ops.project_add(x, mixed, layer.output)
+        _leave(ops, layer.attention_conv, ws, x, mixed, layer.output, rows.W)
         block.norm0(u, x, layer.post_norm, None, config.eps)
-        ops.norm_swiglu(product, u, None, layer.ffn.gate, layer.ffn.up, config.eps, ws.scratch)
-        ops.project_add(x, product, layer.ffn.down)
+        entering = _enter(ops, layer.mlp_conv, ws, u, rows.W)
+        ops.norm_swiglu(product, entering, None, layer.ffn.gate, layer.ffn.up, config.eps, ws.scratch)
+        _leave(ops, layer.mlp_conv, ws, x, product, layer.ffn.down, rows.W)
     block.norm0(out, x, own.final_norm, index, config.eps)
+
+
+def select(
+    ops: Ops, draft: DFlashWeights, ws: DraftWorkspace, hidden: Buffer, ids: Buffer, scores: Buffer, rows: Chain,
+    out: Selection,
+) -> None:  # fmt: skip
+    """Choose drafts among the candidates ids i32, scores f32 [n, stride] of block outputs ``hidden`` act [n, H]."""
+    chain, selector = draft.config.chain, draft.selector
+    assert chain is not None
+    assert selector is not None
+    assert ws.chain is not None
+    gamma = ws.chain.gamma.head(hidden.shape[0], chain.rank)
+    ops.norm_project((gamma,), hidden, None, (selector.projection,), draft.config.eps, ws.scratch)
+    books = selector.predecessor, selector.successor
+    ops.block.select(out, Candidates(ids, scores, chain.candidates, gamma, *books), rows)
+
+
+def _enter(ops: Ops, conv: ConvolutionWeights | None, ws: DraftWorkspace, u: Buffer, columns: int) -> Buffer:
+    """What a sublayer reads for its normed input ``u``; keeps what ``_leave`` adds to the kernel."""
+    if conv is None or ws.chain is None:
+        return u
+    T, H = u.shape
+    delta, entering = ws.chain.delta.head(T, conv.projection.rows), ws.chain.sub.head(T, H)
+    ops.norm_project((delta,), u, None, (conv.projection,), 0.0, ws.scratch)
+    ops.block.convolve(entering, u, conv.base, delta, 0, columns, add=False)
+    return entering
+
+
+def _leave(
+    ops: Ops, conv: ConvolutionWeights | None, ws: DraftWorkspace, x: Buffer, y: Buffer, weight: Matrix, columns: int
+) -> None:
+    """x += what leaves a sublayer whose last projection is ``weight``."""
+    if conv is None or ws.chain is None:
+        ops.project_add(x, y, weight)
+        return
+    T, H = x.shape
+    delta, leaving = ws.chain.delta.head(T, conv.projection.rows), ws.chain.sub.head(T, H)
+    ops.norm_project((leaving,), y, None, (weight,), 0.0, ws.scratch)
+    ops.block.convolve(x, leaving, conv.base, delta, 1, columns, add=True)

@@ -13,6 +13,7 @@ from ninfer.models.qwen3_5.parameters import ParameterSpec
 _FUSED: dict[str, tuple[tuple[str, ...], ...]] = {
     "text attention": (("query", "key", "gate", "value"), ("query", "key"), ("gate", "value")),
     "dflash attention": (("query", "key", "value"),),
+    "dflash2 attention": (("query", "key", "value"),),
     "vision attention": (("query", "key", "value"), ("query_bias", "key_bias", "value_bias")),
     "gdn": (("query", "key", "value", "z"), ("query", "key"), ("value", "z"), ("a_projection", "b_projection")),
     "mlp": (("gate", "up"),),
@@ -25,8 +26,8 @@ _FUSED: dict[str, tuple[tuple[str, ...], ...]] = {
 def parents(specs: Sequence[ParameterSpec], key: Mapping[str, Hashable]) -> list[tuple[str, ...]]:
     """Stored objects as tuples of parameter names, in storage order: fused groups first, then single parameters.
 
-    specs: components in the order text, mtp, vision, dflash. key: what must agree inside a group (format, encoder,
-    divisor) by parameter name; a name without a key has no object of its own, because it is bound to another's.
+    specs: components in the order text, mtp, vision, dflash, dflash2. key: what must agree inside a group (format,
+    encoder, divisor) by parameter name; a name without a key has no object of its own: it is bound to another's.
     """
     groups: list[tuple[str, ...]] = []
     used: set[str] = set()
@@ -49,7 +50,7 @@ def _candidates(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
         kind = folder.rpartition("/")[2]
         if kind == "attention":
             component = folder.partition("/")[0]
-            kind = f"{component if component in ('vision', 'dflash') else 'text'} attention"
+            kind = f"{component if component in ('vision', 'dflash', 'dflash2') else 'text'} attention"
         for group in _FUSED.get(kind, ()):
             if all(leaf in leaves for leaf in group):
                 yield tuple(f"{folder}/{leaf}" for leaf in group)

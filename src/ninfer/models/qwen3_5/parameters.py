@@ -58,19 +58,19 @@ def mtp_parameters(config: TextConfig) -> Iterator[ParameterSpec]:
     yield _direct("mtp/final_norm", H)
 
 
-def dflash_parameters(config: DFlashConfig, text_hidden: int) -> Iterator[ParameterSpec]:
-    """The block-drafting companion. The context's keys and values have names of their own: their input is another."""
-    H, s = text_hidden, config.attention
-    yield _projection("dflash/feature_projection", (H, len(config.taps) * H), "dflash/target_features")
-    yield _direct("dflash/context_norm", H)
+def dflash_parameters(config: DFlashConfig, text: TextConfig) -> Iterator[ParameterSpec]:
+    """A block-drafting companion. The context's keys and values have names of their own: their input is another."""
+    H, s, c, chain = text.hidden_size, config.attention, config.name, config.chain
+    yield _projection(f"{c}/feature_projection", (H, len(config.taps) * H), f"{c}/target_features")
+    yield _direct(f"{c}/context_norm", H)
     for i in range(len(config.windows)):
-        p = f"dflash/layers/{i}/"
+        p = f"{c}/layers/{i}/"
         site = f"{p}query_projection_input"
         yield _direct(f"{p}input_norm", H)
         for name, heads in (("query", s.hq), ("key", s.hk), ("value", s.hk)):
             yield _projection(f"{p}attention/{name}", (heads * s.hd, H), site)
         for name in ("context_key", "context_value"):
-            yield _projection(f"{p}attention/{name}", (s.hk * s.hd, H), "dflash/context_input")
+            yield _projection(f"{p}attention/{name}", (s.hk * s.hd, H), f"{c}/context_input")
         yield _direct(f"{p}attention/query_norm", s.hd)
         yield _direct(f"{p}attention/key_norm", s.hd)
         yield _projection(f"{p}attention/output", (H, s.hq * s.hd), f"{p}attention_output")
@@ -78,7 +78,16 @@ def dflash_parameters(config: DFlashConfig, text_hidden: int) -> Iterator[Parame
         yield _projection(f"{p}mlp/gate", (config.width, H), f"{p}mlp_input")
         yield _projection(f"{p}mlp/up", (config.width, H), f"{p}mlp_input")
         yield _projection(f"{p}mlp/down", (H, config.width), f"{p}mlp_product")
-    yield _direct("dflash/final_norm", H)
+        if chain:
+            for sub in ("attention_conv", "mlp_conv"):
+                yield _direct(f"{p}{sub}/base_kernel", 2, chain.taps, H)
+                rows = 2 * chain.taps * H // chain.group
+                yield _projection(f"{p}{sub}/kernel_projection", (rows, H), f"{p}{sub}_input")
+    yield _direct(f"{c}/final_norm", H)
+    if chain:
+        yield _projection(f"{c}/candidate_selector/hidden_projection", (chain.rank, H), f"{c}/final_hidden")
+        for name in ("predecessor_codebook", "successor_codebook"):
+            yield _direct(f"{c}/candidate_selector/{name}", text.vocab_size, chain.rank)
 
 
 def shared_binding(name: str, *, tied: bool) -> str | None:

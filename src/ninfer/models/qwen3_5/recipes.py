@@ -16,7 +16,9 @@ BF16, FP8 = "bf16", "fp8_e4m3fn_row_bf16"
 Q4, Q5, Q6, Q8 = "q4_g64_fp16", "q5_g64_fp16", "q6_g64_fp16", "q8_g32_fp16"
 
 # A few rows that steer many others: the decay and write gates, the choice of experts.
-_SMALL: Recipe = (("*/a_projection", BF16), ("*/b_projection", BF16), ("*/router", BF16), ("*/shared_score", BF16))
+_SMALL: Recipe = (("*/a_projection", BF16), ("*/b_projection", BF16), ("*/router", BF16), ("*/shared_score", BF16),
+    ("*/kernel_projection", BF16), ("*/candidate_selector/*", BF16),
+)  # fmt: skip
 
 RECIPES: dict[str, Recipe] = {
     "bf16": (("*", BF16),),
@@ -29,6 +31,7 @@ RECIPES: dict[str, Recipe] = {
         ("text/output_head", Q6),
         ("mtp/*", Q8),
         ("dflash/*", Q8),
+        ("dflash2/*", Q8),
         ("vision/patch_embedding", Q6),
         ("vision/merger/*", Q8),
         ("*/moe/shared/*", Q8),

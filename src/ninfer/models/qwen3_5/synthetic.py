@@ -34,17 +34,17 @@ def synthetic_source(
     """A source that makes its weights when they are viewed; the same arguments give the same bytes.
 
     geometry: a name of ``GEOMETRIES`` or a text component config. recipe: a name of ``RECIPES``. components: "text"
-    and optionally "mtp" and "dflash". alike: layers of one shape hold the same weights. Its tokenizer has the family's
-    control tokens, single bytes and made-up words. Raises InvalidRequest for an unknown name or a vocabulary too small
-    for the tokenizer, ArtifactError for a bad config.
+    and optionally "mtp", "dflash", "dflash2". alike: layers of one shape hold the same weights. Its tokenizer has the
+    family's control tokens, single bytes and made-up words. Raises InvalidRequest for an unknown name or a vocabulary
+    too small for the tokenizer, ArtifactError for a bad config.
     """
     for field, value, known in (("geometry", geometry, GEOMETRIES), ("recipe", recipe, RECIPES)):
         if isinstance(value, str) and value not in known:
             raise InvalidRequest(f"{value!r} is not one of {', '.join(known)}", field=field)
-    if unknown := set(components) - {"text", "mtp", "dflash"}:
+    if unknown := set(components) - {"text", "mtp", "dflash", "dflash2"}:
         raise InvalidRequest(f"cannot compose {sorted(unknown)}", field="components")
     raw = dict(GEOMETRIES[geometry] if isinstance(geometry, str) else geometry)
-    companions = tuple(c for c in ("mtp", "dflash") if c in components)
+    companions = tuple(c for c in ("mtp", "dflash", "dflash2") if c in components)
     text = parse_text(raw, mtp="mtp" in companions)
     specs = list(text_parameters(text, companions))
     records = {"text": Component(raw)}
@@ -52,10 +52,10 @@ def synthetic_source(
         specs += mtp_parameters(text)
         kind = "Qwen3_5MTP" if isinstance(text.ffn, Dense) else "Qwen3_5MoeMTP"
         records["mtp"] = Component({"architectures": [kind]}, target="text")
-    if "dflash" in companions:
-        draft = _dflash(text)
-        specs += dflash_parameters(parse_dflash(draft, text), text.hidden_size)
-        records["dflash"] = Component(draft, target="text")
+    for component in [c for c in ("dflash", "dflash2") if c in companions]:
+        draft = _dflash(text) if component == "dflash" else _dflash2(text)
+        specs += dflash_parameters(parse_dflash(draft, text, component), text)
+        records[component] = Component(draft, target="text")
     name = f"synthetic-{geometry if isinstance(geometry, str) else 'custom'}-{recipe}"
     source = SyntheticSource(
         _tensors(text, specs, recipe),
@@ -90,6 +90,17 @@ def _dflash(text: TextConfig) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _dflash2(text: TextConfig) -> dict[str, Any]:
+    """The same with a window in every layer, convolutions and a selector."""
+    config = _dflash(text)
+    chain = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16}
+    if text.hidden_size % 16:
+        chain["conv_group_size"] = 1
+    own = config["dflash_config"] | chain
+    changed = {"architectures": ["DFlash2DraftModel"], "layer_types": [SLIDING] * 5, "block_size": 8}
+    return config | changed | {"dflash_config": own}
+
+
 def _tensors(text: TextConfig, specs: Sequence[ParameterSpec], recipe: str) -> Iterator[RandomTensor]:
     """One tensor per stored object, with statistics under which activations neither vanish nor explode."""
     by_name = {spec.name: spec for spec in specs}
@@ -104,7 +115,7 @@ def _tensors(text: TextConfig, specs: Sequence[ParameterSpec], recipe: str) -> I
 
 def _statistics(spec: ParameterSpec) -> tuple[float, float]:
     leaf = spec.name.rpartition("/")[2]
-    if spec.role.endswith("gdn/norm") or (spec.kind == "direct" and spec.name.startswith("dflash/")):
+    if spec.role.endswith("gdn/norm") or (spec.name.startswith("dflash") and leaf.endswith("norm")):
         return 1.0, 0.2
     if leaf == "convolution":
         return 0.0, 1 / math.sqrt(spec.shape[0])

@@ -80,8 +80,26 @@ class MtpWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class ConvolutionWeights:
+    """base bf16 [2, taps, H]: of what enters and of what leaves a sublayer; what is added to it: a projection of the
+    sublayer's input to [2 * taps * groups]."""
+
+    base: Buffer
+    projection: Matrix
+
+
+@dataclass(frozen=True, slots=True)
+class SelectorWeights:
+    """Scores of pairs of tokens: predecessor, successor bf16 [R, rank] and what weighs the rank's terms."""
+
+    projection: Matrix
+    predecessor: Buffer
+    successor: Buffer
+
+
+@dataclass(frozen=True, slots=True)
 class DraftLayer:
-    """A layer of a block-drafting companion."""
+    """A layer of a block-drafting companion, with convolutions around its sublayers or without."""
 
     input_norm: Buffer
     query: Matrix
@@ -94,6 +112,8 @@ class DraftLayer:
     output: Matrix
     post_norm: Buffer
     ffn: DenseWeights
+    attention_conv: ConvolutionWeights | None = None
+    mlp_conv: ConvolutionWeights | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +125,7 @@ class DFlashWeights:
     context_norm: Buffer
     layers: tuple[DraftLayer, ...]
     final_norm: Buffer
+    selector: SelectorWeights | None = None
 
 
 @dataclass(frozen=True, slots=True)
