@@ -5,6 +5,7 @@ is lost."""
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -102,6 +103,8 @@ class ContextMachine(RuleBasedStateMachine):
             "artifact", max_concurrency=lanes, concurrent_prefill=concurrent, progress=False, max_outstanding=6,
             pause="pressure" if pressure else "explicit",
         )  # fmt: skip
+        resources = self.worker.resources
+        resources._choose = replace(resources._choose, clock=lambda: 0)  # no search ends because the machine is busy
 
     @property
     def worker(self):

@@ -55,6 +55,9 @@ class World:
             def __init__(self, program: Any, limits: Any, *parts: Any, **rest: Any) -> None:
                 clock = {} if threaded else {"clock": world.clock}
                 super().__init__(program, dataclasses.replace(limits, drafts=drafts), *parts, **rest, **clock)
+                if not threaded:  # no planner's search ends because the machine is busy
+                    resources = self._worker.resources
+                    resources._choose = dataclasses.replace(resources._choose, clock=lambda: 0)
 
             def start(self) -> None:
                 if threaded:
