@@ -12,7 +12,7 @@ from typing import Literal
 from ninfer.errors import InvalidRequest, StaleHandle
 from ninfer.results import PauseOutcome
 from ninfer.runtime.record import RequestRecord, RequestState
-from ninfer.runtime.requests import Requests
+from ninfer.runtime.requests import Requests, stop_reason
 from ninfer.runtime.resources import ResourceManager
 from ninfer.runtime.response import Response
 from ninfer.runtime.scheduler import Scheduler
@@ -27,13 +27,22 @@ Mode = Literal["auto", "snapshot", "replay"]
 
 
 class Pausing:
-    """Runs at worker boundaries at which no resource transaction is open. pressure: also pause on its own account."""
+    """Pauses at worker boundaries at which no resource transaction is open. pressure: also on its own account."""
 
     def __init__(self, requests: Requests, resources: ResourceManager, scheduler: Scheduler, pressure: bool) -> None:
         self._requests = requests
         self._resources = resources
         self._scheduler = scheduler
         self._pressure = pressure
+        self._paused: list[RequestRecord] = []
+
+    def end_stopped(self, now: float) -> None:
+        """End the paused requests that have been cancelled or whose time is up."""
+        for record in tuple(self._paused):
+            ending = stop_reason(record, now)
+            if ending is not None:
+                self._paused.remove(record)
+                self._requests.complete(record, ending)
 
     def pause(self, response: Response, mode: Mode) -> PauseOutcome:
         """Pause the request. "auto" keeps its state where that is whole."""
@@ -78,9 +87,11 @@ class Pausing:
     def _suspend(self, row: RequestRecord, snapshot: bool) -> bool:
         row.resumed, point = self._resources.pause(row.lane, snapshot)
         self._requests.suspend(row)
+        self._paused.append(row)
         return point
 
     def _requeue(self, record: RequestRecord) -> None:
+        self._paused.remove(record)
         record.state = RequestState.WAITING
         self._scheduler.requeue(record.id)
 

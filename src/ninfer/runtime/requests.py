@@ -64,13 +64,6 @@ class Requests:
         self._on_end(row.id)
         self._metrics.observe(self._program, self._resources)
 
-    def end_paused(self, now: float) -> None:
-        """End the paused requests that have been cancelled or whose time is up."""
-        for record in self:
-            ending = stop_reason(record, now) if record.state is RequestState.PAUSED else None
-            if ending is not None:
-                self.complete(record, ending)
-
     def next_deadline(self) -> float:
         """When the first of them must have moved on, by the worker's clock; infinity when none must."""
         return min((min(r.deadline, r.queue_deadline) for r in self._records.values()), default=math.inf)

@@ -74,7 +74,7 @@ class Worker:
             self.admission.advance(now)
         self.requests.settle_terminal(now)
         self.requests.stop_active(now)
-        self.requests.end_paused(now)
+        self.pausing.end_stopped(now)
         if not self.resources.open:
             self.resources.drop_holds()
         if self.scheduler.waiting and not self.resources.open:
