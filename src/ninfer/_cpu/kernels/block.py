@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit, types
 
 from ninfer._cpu.kernel import kernel
-from ninfer._cpu.kernels.rows import inverse_rms
+from ninfer._cpu.kernels.rows import chosen, inverse_rms
 from ninfer._cpu.kernels.simd import (
     exp,
     f32,
@@ -59,11 +59,7 @@ def norm(a, begin, end, ws):
     w = i64p(a)
     n = w[4]
     for t in range(begin, end):
-        row = t
-        if w[3] != 0:
-            row = types.int64(i32p(w[3])[t])
-            if row < 0 or row >= w[5]:
-                row = 0
+        row = chosen(w[3], t, w[5])
         _norm0(f32(w[0] + 4 * t * n), f32(w[1] + 4 * row * n), u16(w[2]), n, real(w[6]))
 
 

@@ -58,17 +58,22 @@ def norm1(out, x, weight, n, eps):
         store_part(out, i, load_part(x, i, n - i) * scale * w, n - i)
 
 
+@njit
+def chosen(index, t, rows):
+    """index[t] of i32 at ``index``, 0 where that is no row of ``rows``; t itself where there is no index."""
+    if index == 0:
+        return types.int64(t)
+    row = types.int64(i32p(index)[t])
+    return row if 0 <= row < rows else types.int64(0)
+
+
 @kernel("norm")
 def norm(a, begin, end, ws):
     """out[t] = norm1(x[index[t]], weight). Words: out, x, weight, index or 0, features, rows of x, eps."""
     w = i64p(a)
     n = w[4]
     for t in range(begin, end):
-        row = t
-        if w[3] != 0:
-            row = types.int64(i32p(w[3])[t])
-            if row < 0 or row >= w[5]:
-                row = 0
+        row = chosen(w[3], t, w[5])
         norm1(f32(w[0] + 4 * t * n), f32(w[1] + 4 * row * n), u16(w[2]), n, real(w[6]))
 
 

@@ -30,6 +30,7 @@ from ninfer.gateway.http.translate import (
     EFFORTS,
     EXTENSIONS,
     MAX_TOKENS,
+    SCHEMA_FORMAT,
     SESSION,
     TOP_K,
     Call,
@@ -125,14 +126,6 @@ _ALLOWED = Record(
         ),
     )
 )
-_SCHEMA_FORMAT = Record(
-    (
-        field("schema", Free(), "JSON Schema of the answer", required=True),
-        neutral("name", Text(), "names the format for the reader of the request"),
-        neutral("description", Text(), "not shown to the model: say in the prompt what fields mean"),
-        neutral("strict", Flag(), "the schema is enforced either way"),
-    )
-)
 FIELDS = Record(
     (
         field("model", Text(), "the served model's id", required=True),
@@ -184,7 +177,7 @@ FIELDS = Record(
                 {
                     "text": Record(()),
                     "json_object": Record(()),
-                    "json_schema": Record((field("json_schema", _SCHEMA_FORMAT, "the format", required=True),)),
+                    "json_schema": Record((field("json_schema", SCHEMA_FORMAT, "the format", required=True),)),
                 },
             ),
             "the form of the answer, enforced token by token",

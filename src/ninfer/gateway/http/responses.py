@@ -31,6 +31,7 @@ from ninfer.gateway.http.translate import (
     EFFORTS,
     EXTENSIONS,
     MAX_TOKENS,
+    SCHEMA_FORMAT,
     SESSION,
     TOP_K,
     Call,
@@ -136,12 +137,6 @@ TOOL = Tagged(
 _NAMED: tuple[Field, ...] = (
     field("name", Text(), "a declared function; `namespace.function` where the name alone is not clear", required=True),
 )
-_NAMED_FORMAT = (
-    field("schema", Free(), "JSON Schema of the answer", required=True),
-    neutral("name", Text(), "names the format for the reader of the request"),
-    neutral("description", Text(), "not shown to the model: say in the prompt what fields mean"),
-    neutral("strict", Flag(), "the schema is enforced either way"),
-)
 FIELDS = Record(
     (
         field("model", Text(), "the served model's id", required=True),
@@ -187,7 +182,7 @@ FIELDS = Record(
                         "format",
                         Tagged(
                             "type",
-                            {"text": Record(()), "json_object": Record(()), "json_schema": Record(_NAMED_FORMAT)},
+                            {"text": Record(()), "json_object": Record(()), "json_schema": SCHEMA_FORMAT},
                         ),
                         "enforced token by token",
                     ),

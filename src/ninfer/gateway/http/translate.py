@@ -11,7 +11,7 @@ import attrs
 from ninfer.constraints import OutputConstraint
 from ninfer.gateway.http.body import Spelled, schema_text
 from ninfer.gateway.http.errors import ApiError, BadRequest
-from ninfer.gateway.http.shapes import Field, Flag, Integer, Many, Real, Record, Text, field, fixed
+from ninfer.gateway.http.shapes import Field, Flag, Free, Integer, Many, Real, Record, Text, field, fixed, neutral
 from ninfer.inputs import Chat, Tool
 from ninfer.options import RequestOptions, SamplingParams
 from ninfer.results import Delta, Event, GenerationResult, TokenLogprob
@@ -71,6 +71,14 @@ CACHE_BREAKPOINT = field(
     "the prompt may be reused up to the end of this part",
 )
 TOP_K = field("top_k", Integer(0, 64), "candidates of each token; 0: the whole vocabulary")
+SCHEMA_FORMAT = Record(
+    (
+        field("schema", Free(), "JSON Schema of the answer", required=True),
+        neutral("name", Text(), "names the format for the reader of the request"),
+        neutral("description", Text(), "not shown to the model: say in the prompt what fields mean"),
+        neutral("strict", Flag(), "the schema is enforced either way"),
+    )
+)
 SESSION = "names the conversation; its next request finds this one's history first, and may take it over"
 EXTENSIONS: tuple[Field, ...] = (
     field("cache", Text(("read_write", "disabled")), "disabled: start from nothing and leave nothing"),
