@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from ninfer.artifact import ArtifactSource
 from ninfer.contract import Device
@@ -14,12 +15,14 @@ from ninfer.program.stores.host import HostArena
 from ninfer.program.transfers import Transfers
 from ninfer.results import GenerationResult
 
+from .stage import Rows, Stage, opened
+
 PAGES = 8192 // PAGE
 STATE = (((48, 128, 128), "f32", 48), ((3, 10240), "bf16", 48), ((5120,), "bf16", 1))
 """Recurrent state, convolution inputs and continuation hidden: shape of a slot, element type, layers."""
 
 
-def copies(device: Device) -> list[tuple[str, str]]:
+def copies(device: Device) -> Rows:
     """Rows of a table: what moves, and for each direction how fast beside one copy of the same bytes."""
     layouts = build_pool_layouts(KVGeometry(16, 4, 256), KVCodec.BF16)
     room = device.arena(3 << 30)
@@ -72,7 +75,7 @@ def _least(work: Callable[[str], None], way: str, wait: Callable[[], None], n: i
     return best
 
 
-def reuse(device: str, source: ArtifactSource, tokens: int = 8192) -> list[tuple[str, str]]:
+def reuse(device: str, source: ArtifactSource, tokens: int = 8192) -> Rows:
     """Time to the first token of a prompt of random tokens: from nothing, known whole, known but for 64 tokens, and
     known in host memory alone; beside one round of decoding."""
     import numpy as np
@@ -113,3 +116,17 @@ def _warm(result: GenerationResult, cold: float) -> str:
     return (
         f"{1e3 * ttft:.1f} ms ({cold / ttft:.0f}x faster), {usage.cached_tokens} of {usage.prompt_tokens} tokens known"
     )
+
+
+def copies_stage(out: Path) -> Rows:
+    with opened() as device:
+        return copies(device)
+
+
+def reuse_stage(out: Path) -> Rows:
+    from ninfer.models.qwen3_5.synthetic import synthetic_source
+
+    return reuse("cuda:0", synthetic_source("4b", "bf16"))
+
+
+STAGES = {"context": Stage(30, copies_stage), "reuse": Stage(45, reuse_stage)}

@@ -1,0 +1,49 @@
+"""The measurements themselves, as far as they work without a GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from device.measure.sanitizer import findings
+
+REPORT = """\
+========= COMPUTE-SANITIZER
+========= Program hit CUDA_ERROR_NOT_FOUND (error 500) due to "named symbol not found" on CUDA API call to \
+cuGetProcAddress_v2.
+=========     Saved host backtrace up to driver entry point at error
+========= Invalid __global__ write of size 4 bytes
+=========     at sweep+0x80
+=========     by thread (31,0,0) in block (0,0,0)
+========= Error: Race reported between Write access at sweep+0x10
+=========     and Read access at sweep+0x20 [8 hazards]
+=========
+========= ERROR SUMMARY: 2 errors
+"""
+
+
+def test_a_failed_driver_call_is_no_fault() -> None:
+    faults, codes = findings(REPORT)
+    assert faults == [
+        "Invalid __global__ write of size 4 bytes",
+        "Error: Race reported between Write access at sweep+0x10",
+    ]
+    assert codes == {"cuGetProcAddress_v2: CUDA_ERROR_NOT_FOUND": 1}
+
+
+def test_a_stage_that_fails_costs_no_other(tmp_path: Path) -> None:
+    command = [sys.executable, str(Path(__file__).parent / "measure"), "--out", str(tmp_path)]
+    done = subprocess.run([*command, "--only", "missing"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "no stage missing" in done.stderr
+    hidden = [*command, "--only", "start,sampler"]
+    environment = {"PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(hidden, capture_output=True, text=True, env=environment)
+    assert done.returncode == 2
+    assert "DeviceError" in done.stdout
+    rows = dict(json.loads((tmp_path / "results.json").read_text()))
+    assert "DeviceError" in rows["start FAILED"]
+    assert "DeviceError" in rows["sampler FAILED"]
+    assert "DeviceError" in (tmp_path / "log.txt").read_text()
