@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from device.measure.reuse import reuse
 from device.measure.sanitizer import findings
 
 REPORT = """\
@@ -47,3 +48,12 @@ def test_a_stage_that_fails_costs_no_other(tmp_path: Path) -> None:
     assert "DeviceError" in rows["start FAILED"]
     assert "DeviceError" in rows["sampler FAILED"]
     assert "DeviceError" in (tmp_path / "log.txt").read_text()
+
+
+def test_reuse_is_measured_on_the_host_as_on_a_gpu() -> None:
+    tiny = Path(__file__).parents[2] / "examples" / "tiny" / "tiny.ninfer"
+    rows = dict(reuse("cpu", tiny, tokens=256, many=True))
+    assert [what for what in rows if what.endswith("FAILED")] == []
+    answers = [figure for what, figure in rows.items() if what.startswith("answer")]
+    assert len(answers) == 3
+    assert all(figure.startswith("24 tokens equal") for figure in answers)

@@ -1,5 +1,5 @@
 """The context store on a GPU: copies of 8,192 tokens and a state image of the 27B geometry to host memory and back,
-beside one plain copy of as many bytes; and the time to the first token of prompts that are known, in an engine."""
+beside one plain copy of as many bytes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ninfer.artifact import ArtifactSource
 from ninfer.contract import Device
 from ninfer.program.layout import PAGE, KVCodec, KVGeometry, PoolKind, build_pool_layouts
 from ninfer.program.stores.host import HostArena
 from ninfer.program.transfers import Transfers
-from ninfer.results import GenerationResult
 
 from .stage import Rows, Stage, opened
 
@@ -75,58 +73,9 @@ def _least(work: Callable[[str], None], way: str, wait: Callable[[], None], n: i
     return best
 
 
-def reuse(device: str, source: ArtifactSource, tokens: int = 8192) -> Rows:
-    """Time to the first token of a prompt of random tokens: from nothing, known whole, known but for 64 tokens, and
-    known in host memory alone; beside one round of decoding."""
-    import numpy as np
-
-    import ninfer
-
-    cache = ninfer.CacheOptions(device_state_slots=4, host_state_slots=8, host_kv_bytes=4 << 30)
-    draw = np.random.default_rng(1).integers
-    known, other = (draw(0, 500, tokens).tolist() for _ in range(2))
-    options = {"max_concurrency": 1, "max_context": tokens + 256, "cache": cache, "progress": False, "device": device}
-    rows = []
-    with ninfer.Engine(source, **options) as engine:
-
-        def ask(prompt: list[int], n: int = 1, **how: str) -> ninfer.GenerationResult:
-            greedy = ninfer.SamplingParams(temperature=0)
-            return engine.generate(ninfer.TokenPrompt(prompt), max_tokens=n, sampling=greedy, ignore_eos=True, **how)
-
-        ask(other[:4000])
-        cold = min(ask(known, cache="disabled").timings.ttft for _ in range(2))
-        ask(known)
-        decode = ask(known[:64], 65, cache="disabled").timings.decode / 64
-        rows.append(("from nothing", f"{1e3 * cold:.1f} ms, a round of decoding {1e3 * decode:.2f} ms"))
-        for name, prompt in (("known whole", known), ("known but 64", known + other[:64])):
-            result = ask(prompt)
-            rows.append((name, _warm(result, cold)))
-        ask(known)
-        for _ in range(3):  # other prompts push it out of the device
-            ask(draw(0, 500, tokens).tolist())
-        before = engine.stats().context.bytes.get("h2d", 0)
-        result = ask(known)
-        moved = engine.stats().context.bytes.get("h2d", 0) - before
-        rows.append(("after three others", f"{_warm(result, cold)}, {moved / 1e6:.0f} MB from the host"))
-    return rows
-
-
-def _warm(result: GenerationResult, cold: float) -> str:
-    ttft, usage = result.timings.ttft, result.usage
-    return (
-        f"{1e3 * ttft:.1f} ms ({cold / ttft:.0f}x faster), {usage.cached_tokens} of {usage.prompt_tokens} tokens known"
-    )
-
-
 def copies_stage(out: Path) -> Rows:
     with opened() as device:
         return copies(device)
 
 
-def reuse_stage(out: Path) -> Rows:
-    from ninfer.models.qwen3_5.synthetic import synthetic_source
-
-    return reuse("cuda:0", synthetic_source("4b", "bf16"))
-
-
-STAGES = {"context": Stage(30, copies_stage), "reuse": Stage(45, reuse_stage)}
+STAGES = {"context": Stage(30, copies_stage)}
