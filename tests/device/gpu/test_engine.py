@@ -54,6 +54,29 @@ def test_same_tokens_as_the_host(engines: tuple[ninfer.Engine, ninfer.Engine]) -
     assert sum(agree(*pair) for pair in zip(got, want)) > 48
 
 
+def test_an_answer_after_a_hit_is_the_one_from_nothing(engines: tuple[ninfer.Engine, ninfer.Engine]) -> None:
+    fast, _ = engines
+    options = ninfer.RequestOptions(max_tokens=48, sampling=ninfer.SamplingParams(temperature=0), logprobs=2)
+    compared = 0
+    for prompt in PROMPTS:
+        cold = fast.generate(prompt, options, cache="disabled")
+        fast.generate(prompt, options)
+        warm = fast.generate(prompt, options)
+        assert warm.usage.cached_tokens > 0
+        compared += agree(warm, cold)
+    assert compared > 48
+
+
+def test_two_constraints_on_one_exact_prompt_keep_to_their_own(engines: tuple[ninfer.Engine, ninfer.Engine]) -> None:
+    fast, _ = engines
+    prompt = ninfer.TokenPrompt(fast.prepare("Where is Ada?").tokens.tolist())
+    fast.generate(prompt, max_tokens=1)
+    for words in (["yes", "no"], ["left", "right"]):
+        result = fast.generate(prompt, max_tokens=16, constraint=ninfer.OutputConstraint.choice(words))
+        assert result.usage.cached_tokens == len(prompt.ids)
+        assert result.text in words
+
+
 def test_a_constraint_holds_and_seeds_repeat(engines: tuple[ninfer.Engine, ninfer.Engine]) -> None:
     pytest.importorskip("xgrammar")
     fast, _ = engines
