@@ -59,6 +59,7 @@ def test_an_answer_after_a_hit_is_the_one_from_nothing(engines: tuple[ninfer.Eng
     options = ninfer.RequestOptions(max_tokens=48, sampling=ninfer.SamplingParams(temperature=0), logprobs=2)
     compared = 0
     for prompt in PROMPTS:
+        fast.cache.clear()
         cold = fast.generate(prompt, options, cache="disabled")
         fast.generate(prompt, options)
         warm = fast.generate(prompt, options)
