@@ -65,10 +65,11 @@ class Chat:
     """A conversation. Rendered by the model's own chat template.
 
     messages: mappings in the OpenAI shape, or Message values, in order. tools: Tool values or OpenAI mappings.
-    thinking: True, False, or None for the template's default. preserve_thinking: keep the thinking of earlier turns
-    (templates that know it). reasoning_effort: passed to templates that know it. template_args: further template
-    variables. continue_final: go on with the text of the final assistant message instead of starting a new turn.
-    escape_special: encode caller text with added tokens disabled, so that it cannot spell a control token.
+    thinking: True, False, or None for the template's default. preserve_thinking: keep the thinking of earlier turns.
+    reasoning_effort: for templates that know levels of it. template_args: further template variables. What the model's
+    template does not read is refused when the chat is prepared. continue_final: go on with the text of the final
+    assistant message instead of starting a new turn. escape_special: encode caller text with added tokens disabled, so
+    that it cannot spell a control token.
     """
 
     messages: Sequence[Mapping[str, Any] | Message] = attrs.field(converter=_messages)

@@ -106,6 +106,13 @@ def _ids(value: Any) -> tuple[int, ...]:
     return () if value is None else token_ids(value, "stop_token_ids")
 
 
+def _without_effect(options: Any, switch: str, reason: str) -> None:
+    """Refuse every field but ``switch`` that says something."""
+    for a in attrs.fields(type(options)):
+        if a.name != switch and getattr(options, a.name) != a.default:
+            raise _refuse(f"has no effect {reason}", a.name)
+
+
 @runtime_checkable
 class Constraint(Protocol):
     """What an :class:`~ninfer.OutputConstraint` is to a request."""
@@ -215,11 +222,15 @@ class SpecOptions:
 
     backend: "none", "mtp" (the model's own multi-token-prediction module), "dflash" or "dflash2" (block-drafting
     companions). The artifact must hold it. draft_tokens: most tokens drafted for a round, 1..7; ``None``: 3 with "mtp",
-    else 7.
+    else 7. With "none" everything else is refused: it would have no effect.
     """
 
     backend: str = attrs.field(default="none", validator=_choice("none", "mtp", "dflash", "dflash2"))
     draft_tokens: int | None = attrs.field(default=None, validator=_integer(1, 7, optional=True), kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        if self.backend == "none":
+            _without_effect(self, "backend", "without a backend")
 
     @property
     def window(self) -> int:
@@ -241,7 +252,8 @@ class CacheOptions:
     """How much of finished requests an engine keeps, so that later ones need not read it again. docs/context-cache.md.
     Errors: InvalidRequest naming the field.
 
-    enabled: keep anything at all; False leaves every request as if its ``cache`` were "disabled". device_state_slots:
+    enabled: keep anything at all; False leaves every request as if its ``cache`` were "disabled", and every other field
+    is refused. device_state_slots:
     recurrent states kept on the device beside those of active requests, default max_concurrency. host_state_slots:
     recurrent states kept in host memory, default 8 where there is a host tier, else 0. host_kv_bytes:
     host memory for keys and values, taken as it is used; default 0 on the CPU, else the smaller of 8 GiB and a tenth of
@@ -264,6 +276,12 @@ class CacheOptions:
     anchor_gap: int = attrs.field(default=8192, validator=_integer(64))
     aging_window: int = attrs.field(default=32, validator=_integer(1))
     max_candidates: int = attrs.field(default=12, validator=_integer(1))
+
+    def __attrs_post_init__(self) -> None:
+        if not self.enabled:
+            _without_effect(self, "enabled", "with enabled=False")
+        if self.max_long_anchors == 0 and self.anchor_gap != attrs.fields(CacheOptions).anchor_gap.default:
+            raise _refuse("has no effect with max_long_anchors=0", "anchor_gap")
 
 
 @attrs.frozen(kw_only=True)
@@ -309,14 +327,15 @@ class RequestOptions:
 
     max_tokens: output budget, tokens; ``None`` takes the engine's default; 0 returns at once, empty. sampling:
     SamplingParams. stop: string or strings that end the content; the matched text is not published. stop_token_ids:
-    further ids that end the request. ignore_eos: do not end at the model's own stop ids. thinking_stop: let stop
-    strings also end the thinking channel. thinking_budget: tokens of thinking before the canonical close is forced, >=
-    0. constraint: an OutputConstraint that the content must satisfy; with one, only the model's own stop ids end the
-    answer, so stop, stop_token_ids and ignore_eos are refused. tool_choice: ToolChoice, or "auto", "required", "none"
-    or a tool's name. cache: "read_write", or "disabled" to start from nothing and leave nothing. session: names the
-    conversation the request belongs to; its next request finds this one's history first, and may take it over.
-    update_session: whether this request's history becomes the session's. timeout: seconds for the whole request.
-    logprobs: ``None``, or 0..20 alternatives beside each emitted token. metadata: kept with the handle, never read.
+    further ids that end the request. ignore_eos: do not end at the model's own stop ids. thinking_stop: let
+    ``stop``, which it needs, also end the thinking channel. thinking_budget: tokens of thinking before the
+    canonical close is forced, >= 0. constraint: an OutputConstraint that the content must satisfy; with one, only
+    the model's own stop ids end the answer, so stop, stop_token_ids and ignore_eos are refused. tool_choice:
+    ToolChoice, or "auto", "required", "none" or a tool's name. cache: "read_write", or "disabled" to start from
+    nothing and leave nothing. session: names the conversation the request belongs to; its next request finds this
+    one's history first, and may take it over. It needs the cache. update_session: whether this request's history
+    becomes the session's, which must be named. timeout: seconds for the whole request. logprobs: ``None``, or 0..20
+    alternatives beside each emitted token. metadata: kept with the handle, never read.
     """
 
     max_tokens: int | None = attrs.field(default=None, validator=_integer(0, optional=True))
@@ -336,3 +355,11 @@ class RequestOptions:
     timeout: float | None = attrs.field(default=None, validator=_real(0.0, math.inf, open_low=True, optional=True))
     logprobs: int | None = attrs.field(default=None, validator=_integer(0, 20, optional=True))
     metadata: Mapping[str, Any] | None = attrs.field(default=None, validator=_metadata)
+
+    def __attrs_post_init__(self) -> None:
+        if self.thinking_stop and not self.stop:
+            raise _refuse("has no effect without stop", "thinking_stop")
+        if self.cache == "disabled" and self.session is not None:
+            raise _refuse("has no effect with cache='disabled'", "session")
+        if not self.update_session and self.session is None:
+            raise _refuse("has no effect without session", "update_session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import numpy as np
 import pytest
 from fakes.prompts import endless, ends_at
@@ -69,6 +70,36 @@ def test_a_wrong_value_names_its_field(world, field, value):
         assert caught.value.field.split("[")[0] == field
     w.check_at_rest()
     assert w.engine.generate(ends_at(1), max_tokens=3).finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("make", "fields", "field"),
+    [
+        (ninfer.SpecOptions, {"draft_tokens": 5}, "draft_tokens"),
+        (ninfer.CacheOptions, {"enabled": False, "device_state_slots": 3}, "device_state_slots"),
+        (ninfer.CacheOptions, {"enabled": False, "host_kv_bytes": 0}, "host_kv_bytes"),
+        (ninfer.CacheOptions, {"enabled": False, "aging_window": 8}, "aging_window"),
+        (ninfer.CacheOptions, {"max_long_anchors": 0, "anchor_gap": 64}, "anchor_gap"),
+        (ninfer.RequestOptions, {"thinking_stop": True}, "thinking_stop"),
+        (ninfer.RequestOptions, {"update_session": False}, "update_session"),
+        (ninfer.RequestOptions, {"session": "a", "cache": "disabled"}, "session"),
+    ],
+)
+def test_an_option_that_could_have_no_effect_is_refused(make, fields, field):
+    with pytest.raises(ninfer.InvalidRequest, match="has no effect") as caught:
+        make(**fields)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("switched_off", [ninfer.SpecOptions("none"), ninfer.CacheOptions(enabled=False)])
+def test_every_detail_of_what_is_switched_off_is_refused(switched_off):
+    """Also of fields that do not exist yet."""
+    details = {"draft_tokens": 3, "max_long_anchors": 5, "anchor_gap": 64}
+    for a in attrs.fields(type(switched_off)):
+        if a.name not in ("backend", "enabled"):
+            with pytest.raises(ninfer.InvalidRequest) as caught:
+                attrs.evolve(switched_off, **{a.name: details.get(a.name, 9)})
+            assert caught.value.field == a.name
 
 
 @pytest.mark.parametrize(

@@ -132,9 +132,11 @@ class ContextMachine(RuleBasedStateMachine):
             if kind != "again":
                 tokens += data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=20))
         prompt = TokenPrompt(tokens[: CONTEXT - 31])
+        session = session if cache == "read_write" else None
         try:
             handle = self.engine.submit(
-                prompt, max_tokens=limit, session=session, cache=cache, update_session=update,
+                prompt, max_tokens=limit, session=session, cache=cache,
+                update_session=update or session is None,
                 sampling=SamplingParams(temperature=0.0),
             )  # fmt: skip
         except ninfer.Overloaded:

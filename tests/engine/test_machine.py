@@ -71,7 +71,6 @@ class EngineMachine(RuleBasedStateMachine):
         cache=st.sampled_from([None, (1, 1), (3, 2), (9, 7)]),
     )
     def open(self, lanes, pages, polls, drafts, chunk, outstanding, concurrent, queue_timeout, overlap, cache):
-        kept, shared = cache or (1, 1)
         self.world = World(
             self.patch,
             threaded=False,
@@ -82,11 +81,10 @@ class EngineMachine(RuleBasedStateMachine):
             max_outstanding=outstanding,
             concurrent_prefill=concurrent,
             queue_timeout=queue_timeout,
-            cache=ninfer.CacheOptions(
-                enabled=cache is not None,
-                max_continuations=max(kept, lanes),
-                max_shared_prefixes=shared,
-                aging_window=2,
+            cache=ninfer.CacheOptions(enabled=False)
+            if cache is None
+            else ninfer.CacheOptions(
+                max_continuations=max(cache[0], lanes), max_shared_prefixes=cache[1], aging_window=2
             ),
         )
         self._watch_admissions()
@@ -128,6 +126,7 @@ class EngineMachine(RuleBasedStateMachine):
             prompt = [*self.requests[-back].prompt, *result.token_ids, 9][:31]  # go on with an earlier answer
         text = "".join(map(chr, prompt))
         chat = ninfer.Chat([{"role": "user", "content": text}], thinking=budget is not None)
+        session = session if cache == "read_write" else None
         options = ninfer.RequestOptions(
             max_tokens=limit,
             thinking_budget=budget,
@@ -135,7 +134,7 @@ class EngineMachine(RuleBasedStateMachine):
             logprobs=logprobs,
             cache=cache,
             session=session,
-            update_session=update,
+            update_session=update or session is None,
             sampling=ninfer.SamplingParams(seed=len(self.requests)),
         )
         free = self.world.engine.stats().outstanding < self.world.engine.options.max_outstanding

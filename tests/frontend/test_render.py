@@ -285,6 +285,17 @@ def test_variables_are_passed_only_when_given(tiny):
     assert text(template_args={"extra": [1]}) == "False - - [1] True"
 
 
+def test_thinking_that_a_template_does_not_choose_can_only_be_as_it_is(tiny):
+    turn = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    opener = "{% if add_generation_prompt %}<|im_start|>assistant\n{{ '<think>\n' * think }}{% endif %}"
+    for thinks in (True, False):
+        frontend = Frontend(tiny.resources(turn + opener.replace("think ", f"{int(thinks)} ")))
+        assert (frontend.prepare(Chat([USER], thinking=thinks)).start_channel == "thinking") == thinks
+        with pytest.raises(InvalidRequest) as caught:
+            frontend.prepare(Chat([USER], thinking=not thinks))
+        assert caught.value.field == "thinking"
+
+
 @pytest.mark.parametrize(
     ("keys", "field"),
     [
@@ -295,6 +306,9 @@ def test_variables_are_passed_only_when_given(tiny):
         ({"template_args": {"messages": []}}, "template_args.messages"),
         ({"template_args": {"enable_thinking": True}}, "template_args.enable_thinking"),
         ({"template_args": {"x": object()}}, "template_args.x"),
+        ({"template_args": {"x": 1}}, "template_args.x"),
+        ({"preserve_thinking": True}, "preserve_thinking"),
+        ({"reasoning_effort": "low"}, "reasoning_effort"),
     ],
 )
 def test_refused_variables(qwen, keys, field):

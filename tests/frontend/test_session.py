@@ -505,7 +505,9 @@ class SessionMachine(RuleBasedStateMachine):
         limit=st.integers(1, 60), in_thinking=st.booleans(),
     )  # fmt: skip
     def start(self, prompt, stop, budget, limit, in_thinking):
-        self.options = RequestOptions(stop=stop, thinking_budget=budget, thinking_stop=in_thinking, tool_choice=FREE)
+        self.options = RequestOptions(
+            stop=stop, thinking_budget=budget, thinking_stop=in_thinking and bool(stop), tool_choice=FREE
+        )
         self.prompt, self.limit = self.prompts[prompt], limit
         self.session = self.fresh()
         self.committed: list[tuple[str, list[int]]] = []

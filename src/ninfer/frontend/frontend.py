@@ -127,6 +127,10 @@ class Frontend:
 
     def _prepare_chat(self, chat: Chat, started: float) -> PreparedPrompt:
         rendered = render_chat(self._template, chat, self._tokenizer.openers)
+        channel = _start_channel(rendered)
+        deaf = not self._template.reads("enable_thinking") and not chat.continue_final
+        if deaf and chat.thinking is not None and chat.thinking != (channel == "thinking"):
+            raise InvalidRequest("the model's chat template has no choice about thinking", field="thinking")
         if chat.escape_special:
             ids = self._tokenizer.encode_except(rendered.text, rendered.literal)
         else:
@@ -140,7 +144,7 @@ class Frontend:
             ids,
             "messages",
             started,
-            start_channel=_start_channel(rendered),
+            start_channel=channel,
             tools=rendered.tools,
             continuation=rendered.continuation.encode(),
             cache_markers=tuple(sorted({count for count in markers if count})),

@@ -81,7 +81,7 @@ def render_chat(template: ChatTemplate, chat: Chat, openers: frozenset[str]) -> 
     Raises InvalidRequest, ToolContractError.
     """
     turns, declarations = read_messages(chat.messages), read_tools(chat.tools)
-    talk = _conversation(template, turns, declarations, _variables(chat))
+    talk = _conversation(template, turns, declarations, _variables(chat, template))
     if chat.escape_special:
         talk = _guarded(talk, openers)
     if chat.continue_final:
@@ -116,7 +116,8 @@ def _conversation(
     return _Conversation(template, messages, tools, variables, *unused[:3])
 
 
-def _variables(chat: Chat) -> dict[str, Any]:
+def _variables(chat: Chat, template: ChatTemplate) -> dict[str, Any]:
+    """What the chat says to the template. Raises InvalidRequest for what the template would not read."""
     if not isinstance(chat.template_args, Mapping):
         raise InvalidRequest(f"expected a mapping, got {type(chat.template_args).__name__}", field="template_args")
     variables: dict[str, Any] = plain(chat.template_args, "template_args")
@@ -133,6 +134,10 @@ def _variables(chat: Chat) -> dict[str, Any]:
             variables[name] = value
     if chat.reasoning_effort is not None:
         variables["reasoning_effort"] = plain_text(chat.reasoning_effort, "reasoning_effort")
+    for name in variables:
+        if name != "enable_thinking" and not template.reads(name):
+            field = f"template_args.{name}" if name in chat.template_args else name
+            raise InvalidRequest(f"the model's chat template does not read {name}", field=field)
     if chat.continue_final:
         if chat.thinking:
             raise InvalidRequest("an answer cannot be continued inside its thinking", field="thinking")

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from jinja2.exceptions import TemplateError
+from jinja2.meta import find_undeclared_variables
 
 from ninfer.errors import InvalidRequest
 from ninfer.frontend.budget import TemplateLimit
@@ -57,11 +58,16 @@ class ChatTemplate:
         self._environment = BoundedEnvironment(functions, {"tojson": to_json})
         try:
             self._template = self._environment.from_string(source)
+            self._reads = find_undeclared_variables(self._environment.parse(source))
         except TemplateError as error:
             line = getattr(error, "lineno", None)
             raise broken(f"{where}: line {line}" if line else where, str(error.message or error)) from None
         except (SyntaxError, RecursionError, MemoryError, ValueError) as error:
             raise broken(where, f"does not compile: {type(error).__name__}: {error}") from None
+
+    def reads(self, variable: str) -> bool:
+        """Whether the template has a use for a variable of this name."""
+        return variable in self._reads
 
     def render(self, messages: list[Any], tools: list[Any] | None, variables: Mapping[str, Any]) -> str:
         """The prompt text. Values are plain (str, int, float, bool, None, list, dict).

@@ -84,6 +84,13 @@ def test_inspect_and_verify(artifact, capsys, tmp_path):
         (["convert", "missing-folder", "out.ninfer", "--recipe", "q3"], 2, "recipe"),
         (["bench", "--synthetic", "9000b"], 2, "geometry"),
         (["bench", "--synthetic", "tiny", "--batches", "9"], 2, "max_concurrency"),
+        (["bench", "missing.ninfer", "--recipe", "q6"], 2, "--recipe: has no effect without --synthetic"),
+        (["bench", "missing.ninfer", "--only", "attention"], 2, "--only: has no effect without --ops"),
+        (["bench", "missing.ninfer", "--spec", "mtp", "--contexts", "9"], 2, "--contexts: has no effect with --spec"),
+        (["bench", "--ops", "--json", "-"], 2, "--json: has no effect with --ops"),
+        (["bench", "--ops", "--draft-tokens", "3"], 2, "--draft-tokens: has no effect with --ops"),
+        (["run", "missing.ninfer", "-p", "x", "--draft-tokens", "3"], 2, "draft_tokens: has no effect without"),
+        (["serve", "missing.ninfer", "--port", "0", "--draft-tokens", "3"], 2, "draft_tokens: has no effect without"),
     ],
 )
 def test_user_errors_are_one_line_without_a_traceback(arguments, code, says, capsys, tmp_path, monkeypatch):

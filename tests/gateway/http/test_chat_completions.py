@@ -316,6 +316,8 @@ def strict(schema):
         ({"extra_body": {"structured_outputs": {"regex": "a"}}, "response_format": FORM}, "structured_outputs"),
         ({"extra_body": {"structured_outputs": {"regex": "a"}}, "tools": [WEATHER]}, "structured_outputs.regex"),
         ({"extra_body": {"guided_regex": "a"}}, "guided_regex"),
+        ({"extra_body": {"cache": "disabled"}, "prompt_cache_key": "a"}, "prompt_cache_key"),
+        ({"extra_body": {"update_session": False}}, "update_session"),
         ({"response_format": {"type": "json_object"}, "stop": "x"}, "stop"),
         ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
     ],

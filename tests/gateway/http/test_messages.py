@@ -268,6 +268,8 @@ def test_structured_outputs(create):
         ({"system": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral", "ttl": "1h"}}]},
          "system[0].cache_control.ttl"),
         ({"extra_body": {"structured_outputs": {"regex": "["}}}, "structured_outputs.regex"),
+        ({"extra_body": {"cache": "disabled", "session": "a"}}, "session"),
+        ({"extra_body": {"update_session": False}}, "update_session"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_honoured_is_refused_with_its_place(server, create, fields, path):

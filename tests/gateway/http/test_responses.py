@@ -229,6 +229,8 @@ def test_structured_outputs(create):
             "input[1].arguments",
         ),
         ({"extra_body": {"stop": "x"}}, "stop"),
+        ({"extra_body": {"cache": "disabled"}, "prompt_cache_key": "a"}, "prompt_cache_key"),
+        ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
         ({"extra_body": {"prompt_cache_options": {"mode": "explicit"}}}, "prompt_cache_options"),
     ],
 )  # fmt: skip

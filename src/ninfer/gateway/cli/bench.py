@@ -9,10 +9,11 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ninfer.constraints import OutputConstraint
+from ninfer.errors import InvalidRequest
 from ninfer.gateway.cli import speculation
 from ninfer.gateway.cli.engine import add_engine_options, engine_options
 from ninfer.inputs import TokenPrompt
@@ -31,6 +32,8 @@ RECORDS = {
     },
 }
 """What ``--constraint`` decodes: no answer within a budget is long enough to end."""
+_OF_ENGINES = ("kv_dtype", "no_cache", "spec", "draft_tokens", "prompt", "tokens", "batches", "contexts", "constraint",
+               "json")  # fmt: skip
 
 
 def add_commands(commands: Any) -> None:
@@ -51,13 +54,14 @@ def add_commands(commands: Any) -> None:
     p.add_argument("--constraint", action="store_true", help="also decode under a JSON schema")
     p.epilog = "With --spec, answers are made with and without drafts, side by side; prefill is measured with them."
     p.add_argument("--json", metavar="FILE", help="also write the figures as JSON; - is standard output")
-    p.set_defaults(command=bench)
+    p.set_defaults(command=lambda arguments: bench(arguments, p.get_default))
 
 
-def bench(arguments: argparse.Namespace) -> int:
+def bench(arguments: argparse.Namespace, default: Callable[[str], Any]) -> int:
     """Time to first token, prefill speed, decode speed by batch size and context against what the bytes of a round cost
     at memory bandwidth, and the longest gap a running request sees while others prefill. Random prompts, greedy, stop
     tokens ignored."""
+    _check(arguments, default)
     if arguments.ops:
         return _operations(arguments.device, arguments.only)
     from ninfer.engine import Engine
@@ -115,6 +119,18 @@ def bench(arguments: argparse.Namespace) -> int:
             with open(arguments.json, "w") as file:
                 file.write(text + "\n")
     return 0
+
+
+def _check(arguments: argparse.Namespace, default: Callable[[str], Any]) -> None:
+    """Raises InvalidRequest for an option that has no effect on what is measured."""
+    unused = {"only": "without --ops"} if not arguments.ops else dict.fromkeys(_OF_ENGINES, "with --ops")
+    if not arguments.synthetic:
+        unused["recipe"] = "without --synthetic"
+    if arguments.spec != "none":
+        unused.setdefault("contexts", "with --spec")
+    for name, why in unused.items():
+        if getattr(arguments, name) != default(name):
+            raise InvalidRequest(f"has no effect {why}", field=f"--{name.replace('_', '-')}")
 
 
 def _sizes(text: str) -> list[int]:

@@ -188,7 +188,7 @@ FIELDS = Record(
             "none: do not think; else the share of the output budget that thinking may take: "
             + ", ".join(f"{name} {share:.0%}" for name, share in EFFORTS.items()),
         ),
-        field("metadata", Labels(), "given back with the answer"),
+        field("metadata", Labels(), "given back with the answer; a stream has no place for it"),
         field("thinking_budget", Integer(0, MAX_TOKENS), "extension: think, for at most this many tokens"),
         TOP_K,
         *EXTENSIONS,
