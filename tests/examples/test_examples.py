@@ -23,11 +23,13 @@ def test_quickstart(capsys):
     assert re.search(r"6 requests, \d+ prompt \+ \d+ completion tokens in \d+ decode rounds", out)
 
 
-def test_notebook_runs_top_to_bottom():
+def test_notebook_runs_top_to_bottom_and_every_cell_again():
     import nbformat
     from nbclient import NotebookClient
 
     notebook = nbformat.read(EXAMPLES / "notebook.ipynb", as_version=4)
+    for cell in list(notebook.cells):
+        notebook.cells.insert(notebook.cells.index(cell), nbformat.from_dict(dict(cell) | {"id": f"{cell.id}again"}))
     NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(EXAMPLES)}}).execute()
     shown = "\n".join(
         output.get("text", "") + str(output.get("data", {}))

@@ -25,7 +25,7 @@ def test_every_position_has_its_own_mask(window: int) -> None:
         legal = {row: {(3 * row + 1) % VOCABULARY} for row in range(rows)}
         sequences = []
         for row in range(rows):
-            sequences.append(admit(program, make_request([row, 2], 30, GREEDY, id=row), row))
+            sequences.append(admit(program, make_request([row, 2], 40, GREEDY, id=row), row))
             prefill(program, sequences[-1], 16)
         masks = Masks(legal)
         assert first(program, sequences, masks) == [tuple(legal[row]) for row in range(rows)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import re
 
 import numpy as np
 import pytest
@@ -525,8 +526,38 @@ def test_the_plan_is_what_is_used_and_what_does_not_fit_is_refused_with_numbers(
         open_program(SymbolicDevice(memory=free), SymbolicModel(), SHAPE, AutomaticKV(0))
     assert caught.value.plan == {"weights": 1000} | smallest
     assert caught.value.free == free
+    assert "what would fit: max_context" in str(caught.value)
     fits = open_program(SymbolicDevice(memory=free + 1), SymbolicModel(), SHAPE, AutomaticKV(0))
     assert fits.stats()["pages.main.total"] == 4
+
+
+@pytest.mark.parametrize("window", [0, 3])
+def test_a_plan_that_does_not_fit_says_which_option_would(window: int) -> None:
+    """What is named fits when it is tried, and the next larger value does not."""
+    shape = dataclasses.replace(SHAPE, window=window, spare=3)
+    model = SymbolicModel(drafting=window > 0)
+    whole = sum(measure(SymbolicDevice(), model, shape, 4).values()) + 100 * shape.rows * (2 if window else 1)
+    tried = 0
+    for free in (whole - 1, whole * 7 // 8, whole * 3 // 4, whole // 2):
+        with pytest.raises(OutOfDeviceMemory) as caught:
+            open_program(SymbolicDevice(memory=free), model, shape, AutomaticKV(0))
+        assert ('spec "none"' in str(caught.value)) == (window > 0)
+        named = re.findall(r"(max_context|max_concurrency|device_state_slots|prefill_chunk) (\d+)", str(caught.value))
+        fields = {
+            "max_context": "context",
+            "max_concurrency": "rows",
+            "device_state_slots": "spare",
+            "prefill_chunk": "chunk",
+        }
+        for name, value in named:
+            step = 64 if fields[name] in ("context", "chunk") else 1
+            fitting = dataclasses.replace(shape, **{fields[name]: int(value)})
+            open_program(SymbolicDevice(memory=free), model, fitting, AutomaticKV(0)).close()
+            larger = dataclasses.replace(shape, **{fields[name]: int(value) + step})
+            with pytest.raises(OutOfDeviceMemory):
+                open_program(SymbolicDevice(memory=free), model, larger, AutomaticKV(0))
+            tried += 1
+    assert tried > 1
 
 
 @pytest.mark.parametrize("fails", [False, True])

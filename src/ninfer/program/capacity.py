@@ -97,7 +97,7 @@ def resolve_capacity(
         budget = free_bytes
     else:
         budget = max(0, free_bytes - policy.headroom_bytes)
-        M = _largest(smallest, largest, layout_bytes, _limit(policy, budget, layout_bytes(smallest)))
+        M = largest_that_fits(smallest, largest, layout_bytes, _limit(policy, budget, layout_bytes(smallest)))
     planned = layout_bytes(M)
     if planned > budget:
         raise OutOfDeviceMemory(
@@ -117,11 +117,11 @@ def _limit(policy: AutomaticKV, budget: int, least: int) -> int:
     return budget if policy.ceiling_bytes is None else min(budget, max(least, policy.ceiling_bytes))
 
 
-def _largest(low: int, high: int, layout_bytes: Callable[[int], int], limit: int) -> int:
-    """The largest m in [low, high] with ``layout_bytes(m) <= limit``, or ``low`` when there is none."""
+def largest_that_fits(low: int, high: int, nbytes: Callable[[int], int], limit: int) -> int:
+    """The largest n in [low, high] with ``nbytes(n) <= limit``, or ``low`` where there is none. ``nbytes`` rises."""
     while low < high:
         middle = (low + high + 1) // 2
-        if layout_bytes(middle) <= limit:
+        if nbytes(middle) <= limit:
             low = middle
         else:
             high = middle - 1

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from ninfer.contract import Device
 from ninfer.errors import InvalidRequest, OutOfDeviceMemory
-from ninfer.program.capacity import AutomaticKV, ExplicitKV, KVCapacityProfile, Retention, resolve_capacity
-from ninfer.program.layout import PoolLayout, build_pool_layouts, pages
+from ninfer.program.capacity import (
+    AutomaticKV,
+    ExplicitKV,
+    KVCapacityProfile,
+    Retention,
+    largest_that_fits,
+    resolve_capacity,
+)
+from ninfer.program.layout import PAGE, PoolLayout, build_pool_layouts, pages
 from ninfer.program.memory import Memory, Shape, lay_out, measure
 from ninfer.program.program import Program
 from ninfer.program.scope import ArenaScope
@@ -63,7 +71,7 @@ def open_program(
         )  # fmt: skip
     except OutOfDeviceMemory as error:
         plan = taken | measure(device, model, shape, max(pages(shape.context), shape.rows)) | {"graphs": graphs}
-        advice = "smaller max_context, max_concurrency or prefill_chunk need less"
+        advice = _what_fits(device, model, shape, error.free)
         raise OutOfDeviceMemory(f"{error}: {_table(plan)}; {advice}", plan=plan, free=error.free) from None
     arena = device.arena(report.planned_bytes - graphs)
     try:
@@ -113,6 +121,29 @@ def _check_host(retention: Retention, layouts: tuple[PoolLayout, ...], state_byt
     largest = max(layout.host_stride for layout in layouts)
     if 0 < retention.host_kv_bytes < largest:
         raise InvalidRequest(f"{retention.host_kv_bytes} bytes hold no page of {largest}", field="cache.host_kv_bytes")
+
+
+def _what_fits(device: Device, model: TextModel, shape: Shape, budget: int) -> str:
+    """For each option that makes the smallest plan smaller, its largest value that fits while the others stay."""
+
+    def needed(smaller: Shape) -> int:
+        plan = measure(device, model, smaller, max(pages(smaller.context), smaller.rows))
+        return sum(plan.values()) + recording_bytes(device, smaller)
+
+    options: Mapping[str, tuple[int, int, int, Callable[[int], Shape]]] = {
+        "max_context": (1, pages(shape.context), PAGE, lambda n: replace(shape, context=n * PAGE)),
+        "max_concurrency": (1, shape.rows, 1, lambda n: replace(shape, rows=n)),
+        "cache.device_state_slots": (0, shape.spare, 1, lambda n: replace(shape, spare=n)),
+        "prefill_chunk": (1, pages(shape.chunk), PAGE, lambda n: replace(shape, chunk=n * PAGE)),
+    }
+    fitting = []
+    for name, (low, high, unit, changed) in options.items():
+        most = largest_that_fits(low, high, lambda n: needed(changed(n)), budget)  # noqa: B023
+        if needed(changed(most)) <= budget:
+            fitting.append(f"{name} {most * unit}")
+    advice = " or ".join(fitting) if fitting else f"none of {', '.join(options)} alone can be made small enough"
+    drafts = '; spec "none" needs less too' if shape.window else ""
+    return f"what would fit: {advice}{drafts}"
 
 
 def _table(plan: Mapping[str, int]) -> str:
