@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from device.measure.drafting import drafted
 from device.measure.reuse import reuse
 from device.measure.sanitizer import findings
 
@@ -57,3 +58,10 @@ def test_reuse_is_measured_on_the_host_as_on_a_gpu() -> None:
     answers = [figure for what, figure in rows.items() if what.startswith("answer")]
     assert len(answers) == 3
     assert all(figure.startswith("24 tokens equal") for figure in answers)
+
+
+def test_rounds_with_drafts_are_compared_with_plain_steps(tmp_path: Path) -> None:
+    rows = dict(drafted("tiny", "q8", "dflash2", 3, device="cpu", batches="2", tokens=6)(tmp_path))
+    assert list(rows) == [f"tiny q8, 2 rows: {what}" for what in ("plain step", "dflash2 round, 3 drafts", "drafting")]
+    added = float(rows["tiny q8, 2 rows: drafting"].split()[-5])
+    assert 0 < added < 5, "the companion is of the size of the model"

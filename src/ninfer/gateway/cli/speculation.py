@@ -22,12 +22,14 @@ QUESTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """seconds: of a whole batch of answers, prefill included. rounds: decode rounds they took."""
+    """seconds: of a whole batch of answers, prefill included. rounds: decode rounds they took. weight_bytes: that one
+    of them has to read."""
 
     tokens: int
     seconds: float
     rounds: int
     device_seconds: float
+    weight_bytes: int
     drafts: SpeculationStats
 
 
@@ -48,14 +50,15 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     """The figures as text."""
     lines = [
         f"{'batch':>5} {'tok/s':>9} {'off':>9} {'ratio':>6} {'a round':>8} {'ms/round':>9} {'off':>9} {'cost':>6}"
-        "  kept by place"
+        f" {'bytes':>6}  kept by place"
     ]
     for row in rows:
         kept = " ".join(f"{share:.0%}" for share in row["kept_by_place"])
         lines.append(
             f"{row['batch']:>5} {row['tokens_per_second']:>9,.1f} {row['plain_tokens_per_second']:>9,.1f}"
             f" {row['speedup']:>6.2f} {row['tokens_per_round']:>8.2f} {row['round_seconds'] * 1e3:>9.3f}"
-            f" {row['plain_round_seconds'] * 1e3:>9.3f} {row['round_cost']:>6.2f}  {kept}"
+            f" {row['plain_round_seconds'] * 1e3:>9.3f} {row['round_cost']:>6.2f}"
+            f" {row['weight_bytes'] / row['plain_weight_bytes']:>6.2f}  {kept}"
         )
     return "\n".join(lines)
 
@@ -76,7 +79,8 @@ def _measure(engine: Any, size: int, tokens: int) -> _Measured:
             drafts = drafts.plus(result.speculation)
     device = (after.memory["decode_device_ns"] - before.memory["decode_device_ns"]) / 1e9
     rounds = after.decode_rounds - before.decode_rounds
-    return _Measured(sum(r.usage.completion_tokens for r in results), seconds, rounds, device, drafts)
+    weights = after.memory[f"weight_bytes.{size}"]
+    return _Measured(sum(r.usage.completion_tokens for r in results), seconds, rounds, device, weights, drafts)
 
 
 def _row(size: int, one: _Measured, other: _Measured) -> dict[str, Any]:
@@ -94,4 +98,6 @@ def _row(size: int, one: _Measured, other: _Measured) -> dict[str, Any]:
         "round_seconds": one.device_seconds / one.rounds,
         "plain_round_seconds": other.device_seconds / other.rounds,
         "round_cost": one.device_seconds / one.rounds / (other.device_seconds / other.rounds),
+        "weight_bytes": one.weight_bytes,
+        "plain_weight_bytes": other.weight_bytes,
     }
