@@ -7,6 +7,7 @@ import logging
 import subprocess
 import sys
 import typing
+from pathlib import Path
 
 import attrs
 import pytest
@@ -25,6 +26,13 @@ def test_importing_is_light():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
     assert done.stderr == ""
+
+
+def test_nothing_is_compiled_beforehand():
+    """No extension of ours that could miss a library: kernels are compiled where they run."""
+    files = [path.suffix for path in Path(ninfer.__file__).parent.rglob("*") if path.is_file()]
+    assert ".py" in files
+    assert not {".so", ".pyd", ".dylib", ".o", ".a"} & set(files)
 
 
 def test_every_public_name_exists():

@@ -186,6 +186,17 @@ def test_every_number_of_lanes_has_states_for_all_of_them(lanes):
         assert own.stats().memory["state_slots.total"] == lanes
 
 
+def test_what_a_limit_reserves_can_be_seen(engine):
+    """A short answer under a large limit: its pages are reserved while it runs, and none of them is used for long."""
+    handle = engine.submit(ninfer.TokenPrompt([30, 40, 50]), max_tokens=900, sampling=GREEDY, ignore_eos=True)
+    next(event for event in handle if isinstance(event, ninfer.Delta))
+    memory = engine.stats().memory
+    handle.cancel()
+    handle.result()
+    assert memory["pages.main.reserved"] >= 10
+    assert engine.stats().memory["pages.main.reserved"] == 0
+
+
 # -- prefixes ------------------------------------------------------------------------------------------------------
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from fakes.symbolic_planning import PAGE, Point, SymbolicSession, World, all_targets
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ninfer.context import CheckpointRef, Target
 from ninfer.contract import Handle
+from ninfer.errors import InvariantError
 from ninfer.runtime.costs import GENERIC, CostModel, PrefillRate, TransferRate
 from ninfer.runtime.planner import plan
 from ninfer.runtime.question import PlannerBudget, Question, Value
@@ -215,3 +217,19 @@ def roomy(device: int = 99):
     session.candidates = [session.candidate(CheckpointRef(Handle("continuation", 3, 1), 0)), session.candidate(None)]
     values = {o: Value(Retention.RECENT_PRIVATE, {0: 1024}, {0: 0}, 0) for o in owners}
     return session, Question(session.candidates, values)
+
+
+def test_a_source_among_its_own_victims_is_a_bug():
+    """What a request starts from can never be asked to give something up for it."""
+    owner = Handle("continuation", 0, 1)
+    world = World((4, 2), (0, 0), {0: [True, False]}, {owner: {0: Point(PAGE, (0,))}})
+
+    class Broken(SymbolicSession):
+        def victims(self, candidate: int) -> tuple[Handle, ...]:
+            return (owner,)
+
+    session = Broken(world, 2 * PAGE, 2, [])
+    session.candidates = [session.candidate(CheckpointRef(owner, 0)), session.candidate(None)]
+    values = {owner: Value(Retention.LIVE_SESSION, {0: 1}, {}, 0)}
+    with pytest.raises(InvariantError, match="its own victims"):
+        plan(session, Question(session.candidates, values), GENERIC, NOTHING, frozen)

@@ -11,9 +11,11 @@ from fakes.scripted_program import ScriptedProgram
 from ninfer.context import TransactionKind
 from ninfer.contract import RowDecision, UnitLicense
 from ninfer.errors import InvariantError
+from ninfer.options import CacheOptions
 from ninfer.runtime.choices import Planned
 from ninfer.runtime.lanes import Keep, LaneState
 from ninfer.runtime.resources import Adoption, Captured
+from ninfer.runtime.settings import resolve
 
 LICENCE = UnitLicense()
 
@@ -394,3 +396,33 @@ def test_digests_only_suggest(manager_of, run_to_end, monkeypatch):
     monkeypatch.setattr(shortlist, "digest_at", lambda *_: b"")
     assert story(manager_of(program, max_candidates=99), program) == honest
     assert max(honest) > 0
+
+
+def test_a_small_request_does_not_cost_a_long_conversation_its_place(manager_of, run_to_end):
+    """What is lost is weighed by what it would cost to read again, however old the long history is."""
+    program = ScriptedProgram(lanes=1, pages=60, page=4, context=200)
+    manager = manager_of(program)
+    long = [1] * 150
+    run_to_end(manager, program, 1, long)
+    for number in range(2, 40):
+        run_to_end(manager, program, number, [number] * 8)
+        assert any(owner.tokens[:150] == tuple(long) for owner in program.kept.owners.values()), number
+    assert manager.reuse.evictions["materialize"] > 10, "there was pressure"
+    assert run_to_end(manager, program, 99, [*long, 2]).reused_tokens == 150
+
+
+def test_what_no_longer_matches_its_conversation_goes_first(manager_of, run_to_end, admit):
+    """The session has weight, but its request says itself that the history it left is not the one any more."""
+    program = ScriptedProgram(lanes=1, pages=24, page=4, context=80)
+    manager = manager_of(program)
+    run_to_end(manager, program, 1, [1] * 30, session="a")
+    run_to_end(manager, program, 2, [2] * 30)
+    admit(manager, 3, [1, *[3] * 40], session="a")
+    (left,) = program.kept.owners.values()
+    assert left.tokens[0] == 2
+
+
+@pytest.mark.parametrize("lanes", range(1, 9))
+def test_the_default_catalogue_holds_what_one_request_may_publish(lanes):
+    """Four markers and three boundaries."""
+    assert resolve(CacheOptions(), lanes, "cpu").shared_prefixes >= 4 + 3
