@@ -443,9 +443,11 @@ class RowDecision:
 
 @dataclass(frozen=True, slots=True)
 class UnitLicense:
-    """What a row may do in one decode round. drafts: verified columns beyond the anchor."""
+    """What a row may do in one decode round. drafts: verified columns beyond the anchor. ahead: drafts wanted for the
+    round after, by default all that one may have; more are made where another row wants more."""
 
     drafts: int = 0
+    ahead: int | None = None
 
 
 class ProgramPort(ContextPort, Protocol):

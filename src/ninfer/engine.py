@@ -63,6 +63,7 @@ class Engine:
                     chosen.spec.window,
                     overlap=instance.overlap,
                     pressure=chosen.pause == "pressure",
+                    prices=instance.prices,
                 ),
                 instance.cache,
                 instance.costs,
@@ -94,7 +95,8 @@ class Engine:
     def __repr__(self) -> str:
         o, shown = self.options, attrs.asdict(self._defaults, filter=lambda a, _: a.name != "seed")
         sampling = ", ".join(f"{name}={value}" for name, value in shown.items())
-        drafts = f", spec={o.spec.backend} ({o.spec.window} drafts)" if o.spec.window else ""
+        most = "at most " if o.spec.adaptive else ""
+        drafts = f", spec={o.spec.backend} ({most}{o.spec.window} drafts)" if o.spec.window else ""
         return (
             f"<Engine {self.model_name} on {self._device}, max_concurrency={o.max_concurrency},"
             f" max_context={self.max_context}, max_tokens={o.max_tokens}{drafts}; sampling: {sampling}>"

@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import jsonschema
 import pytest
@@ -15,6 +16,7 @@ from scipy.stats import chi2_contingency
 import ninfer
 from ninfer import Chat, OutputConstraint, SamplingParams, SpecOptions, Tool
 from ninfer.models.qwen3_5.synthetic import synthetic_source
+from ninfer.runtime.pace import Prices
 
 TINY = Path(__file__).parents[2] / "examples" / "tiny"
 GREEDY = SamplingParams(temperature=0)
@@ -179,6 +181,10 @@ CASES = {
     ],
 )
 def test_answers_have_the_ordinary_distribution(plain, drafting, count, case, sampling):
+    check_distribution(plain, drafting, count, case, sampling)
+
+
+def check_distribution(plain, drafting, count, case, sampling):
     """Whole answers, counted over seeds; the two engines get different ones."""
     chat = Chat(
         [{"role": "user", "content": "Ada is in the garden. Ben is in the kitchen. Where is Ada?"}], thinking=False
@@ -208,6 +214,75 @@ def test_rows_that_are_cancelled_leave_the_others_alone(plain, drafting, tiny):
         else:
             assert result.token_ids == want[i].token_ids[: len(result.token_ids)]
     assert drafting.stats().active == 0
+
+
+@pytest.fixture(scope="module", params=["mtp", "dflash"])
+def adapting(request) -> Iterator[ninfer.Engine]:
+    """Where a draft is dear, so that requests change their minds often."""
+    window = SpecOptions(request.param).window
+    prices = Prices(tuple(1 + (0.8 if request.param == "mtp" else 0.25) * k for k in range(window + 1)))
+    with patch("ninfer.runtime.instance.measure_rounds", return_value=prices):
+        engine = opened(SpecOptions(request.param, adaptive=True), pause="explicit")
+    with engine:
+        yield engine
+
+
+def test_rounds_that_adapt_say_the_same(plain, adapting, tiny):
+    """All at once, some of them cancelled, some paused: whoever gets to the end says what it would have said."""
+    chats, options = conversations(tiny, 16), {"max_tokens": 80, "sampling": GREEDY}
+    want = plain.generate(chats, **options)
+    before = adapting.stats()
+    handles = [adapting.submit(chat, **options) for chat in chats]
+    paused = []
+    for i, handle in enumerate(handles[:8]):
+        next(iter(handle.text_deltas()), None)
+        if i % 4 == 1:
+            handle.cancel()
+        elif i % 4 == 3:
+            paused.append(handle)
+            adapting.pause(handle)
+    for handle in paused:
+        adapting.resume(handle)
+    for i, (handle, one) in enumerate(zip(handles, want)):
+        result = handle.result()
+        whole = result.finish_reason != "cancelled"
+        assert whole or (i < 8 and i % 4 == 1)
+        assert result.token_ids == one.token_ids[: len(result.token_ids)]
+        assert not whole or result.text == one.text
+    after = adapting.stats()
+    drafts, rows = after.decode_drafts - before.decode_drafts, after.decode_rows - before.decode_rows
+    assert 0.1 * rows < drafts < 0.9 * adapting.options.spec.window * rows
+
+
+def test_rounds_that_adapt_do_not_depend_on_company(adapting, tiny):
+    """A request has the same rounds, and with a seed the same tokens, alone and beside others."""
+    chats = conversations(tiny, 6)
+    options = {"max_tokens": 40, "sampling": SamplingParams(temperature=1.2, seed=11), "cache": "disabled"}
+    alone = [adapting.generate(chat, **options) for chat in chats]
+    for one, other in zip(alone, adapting.generate(chats, **options), strict=True):
+        assert (other.token_ids, other.speculation) == (one.token_ids, one.speculation)
+
+
+def test_rounds_that_adapt_keep_the_distribution(plain, adapting):
+    check_distribution(plain, adapting, 150, "regex", {"temperature": 2.0, "top_k": 20})
+
+
+def test_what_rounds_cost_is_measured_at_the_start():
+    with opened(SpecOptions("mtp", adaptive=True), max_concurrency=2) as engine:
+        assert "at most 3 drafts" in repr(engine)
+        result = engine.generate("What is 17 + 25?", sampling=GREEDY, max_tokens=20)
+        assert result.speculation.rounds > 0
+        assert engine.stats().active == 0
+    with pytest.raises(ninfer.InvalidRequest) as caught:
+        opened(SpecOptions("mtp", adaptive=True), max_context=16)
+    assert caught.value.field == "max_context"
+
+
+@pytest.mark.parametrize(("backend", "value"), [("none", True), ("mtp", 1), ("mtp", None), ("mtp", "yes")])
+def test_bad_adaptive(backend, value):
+    with pytest.raises(ninfer.InvalidRequest) as caught:
+        SpecOptions(backend, adaptive=value)
+    assert caught.value.field == "adaptive"
 
 
 def test_a_model_without_the_module_is_refused():

@@ -589,7 +589,7 @@ def test_a_failed_start_returns_its_memory(place: str) -> None:
                 raise ZeroDivisionError
             return super().capture(work)
 
-    device = Device()
+    device = Device(delayed=True)
     with pytest.raises(ZeroDivisionError):
         open_program(device, Broken(), SHAPE, AutomaticKV(0))
     assert device.held == 0

@@ -27,11 +27,18 @@ KINDS = [True, "block", "chain"]
 """Of SymbolicModel: the model's own module, and companions that draft blocks, each for itself or along a chain."""
 
 
-def opened(window: int, guess: Guess | None = None, rows: int = 3, delayed: bool = True, kind: bool | str = True):
+def opened(
+    window: int,
+    guess: Guess | None = None,
+    rows: int = 3,
+    delayed: bool = True,
+    kind: bool | str = True,
+    adaptive: bool = False,
+):
     model = SymbolicModel(VOCABULARY, drafting=kind)
     if guess is not None:
         model.guess = guess
-    shape = Shape(rows, CONTEXT, CHUNK, CONTROL, KVCodec.FP32, VOCABULARY, window=window)
+    shape = Shape(rows, CONTEXT, CHUNK, CONTROL, KVCodec.FP32, VOCABULARY, window=window, adaptive=adaptive)
     device = SymbolicDevice(delayed)
     return open_program(device, model, shape, ExplicitKV(rows * CONTEXT)), device
 
@@ -61,7 +68,9 @@ class Script:
 def test_tokens_do_not_depend_on_drafts(kind: bool | str, data: st.DataObject, window: int) -> None:
     """Rows of several kinds, in changing batches, with licences, forced tokens, masks, short commits and cancels. A
     companion has seen all that was decided, and nothing else."""
-    program, device = opened(window, kind=kind)
+    adaptive, delayed = data.draw(st.booleans()), data.draw(st.booleans())
+    program, device = opened(window, kind=kind, adaptive=adaptive, delayed=delayed)
+    blocks = True  # one was drafted in every round
     seen = program._units.memory.model.seen
     start = program.audit()
     rows = []
@@ -94,10 +103,13 @@ def test_tokens_do_not_depend_on_drafts(kind: bool | str, data: st.DataObject, w
         )
         sequences = [r[1] for r in batch_rows]
         if row[2]:
-            licences = [UnitLicense(data.draw(st.integers(0, min(window, rooms[id(r)] - 1)))) for r in batch_rows]
+            most = [min(window, rooms[id(r)] - 1) for r in batch_rows]
+            ahead = st.one_of(st.none(), st.integers(0, window)) if adaptive else st.none()
+            licences = [UnitLicense(data.draw(st.integers(0, n)), data.draw(ahead)) for n in most]
+            blocks = not adaptive or any(one.ahead != 0 for one in licences)
             batch = program.decode(sequences, licences, Masks(legal))
         else:
-            licences = [UnitLicense()] * len(batch_rows)
+            licences, blocks = [UnitLicense()] * len(batch_rows), True
             batch = program.finalize_prefill(sequences, Masks(legal))
         decisions = []
         for i, (r, produced) in enumerate(zip(batch_rows, program.wait(batch))):
@@ -110,9 +122,10 @@ def test_tokens_do_not_depend_on_drafts(kind: bool | str, data: st.DataObject, w
             r[2] = True
             decisions.append(RowDecision(len(produced.tokens)))
         program.commit(batch, decisions)
-        if kind is not True:
+        if kind is not True and blocks:
             assert seen == [h for r in batch_rows for h in r[0].context()]
             seen.clear()
+        assert not seen
     for row in rows:
         program.discard(row[1])
     assert program.audit() == start
@@ -282,5 +295,47 @@ def test_drafting_stays_inside_the_context(prompt: int, kind: bool | str) -> Non
     assert tokens == oracle.generate(output)
     pool = "mtp" if kind is True else "draft_full"
     assert 0 < program.audit()[f"pages.{pool}.allocated"] <= pages(CONTEXT)
+    program.discard(sequence)
+    program.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("delayed", "window"), [(True, 3), (True, 5), (False, 3)])
+def test_a_round_runs_the_narrowest_width_that_is_recorded(kind: bool | str, delayed: bool, window: int) -> None:
+    """What a batch verifies and makes decides which recordings run: several on a device of its own, any on the host."""
+    program, device = opened(window, rows=2, kind=kind, adaptive=True, delayed=delayed)
+    rows = [started(program, lane, prompt=(1, 2, lane), output=120)[1] for lane in range(2)]
+    ran: list[str] = []
+    enqueue = device.enqueue
+    device.enqueue = lambda name, step: (ran.append(name), enqueue(name, step))
+    levels = [1, 2, 4, window + 1] if delayed else list(range(1, window + 2))
+    for drafts, ahead in [(0, window), (1, 0), (0, 1), (1, window), (window, 2), (2, 0), (0, window)]:
+        ran.clear()
+        licences = [UnitLicense(drafts, ahead), UnitLicense(0, 0)]
+        verified = min(drafts, len(program._sequences.get(rows[0]).drafts))
+        batch = program.decode(rows, licences, None)
+        width = next(level for level in levels if level > verified)
+        made = next(level for level in (0, *(n - 1 for n in levels)) if level >= ahead) if kind is True else window
+        produced = program.wait(batch)
+        assert program._pending.columns == (width if width > 1 else 0)
+        assert ("accept" in ran) == (width > 1)
+        assert ran.count("draft" if kind is True else "block") == (
+            1 + max(0, made - 1) if kind is True else int(ahead > 0)
+        )
+        program.commit(batch, [RowDecision(len(row.tokens)) for row in produced])
+        assert {len(program._sequences.get(row).drafts) for row in rows} == {made if ahead else 0}
+    for row in rows:
+        program.discard(row)
+    program.close()
+
+
+def test_without_speculation_that_adapts_every_round_has_the_one_recorded_width() -> None:
+    program, device = opened(3, rows=2)
+    _, sequence = started(program)
+    graphs = len(device.graphs)
+    batch = program.decode((sequence,), (UnitLicense(0),), None)
+    assert program._pending.columns == 4
+    accept_all(program, batch)
+    assert len(device.graphs) == graphs
     program.discard(sequence)
     program.close()

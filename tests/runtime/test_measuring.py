@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from fakes.symbolic import SymbolicDevice, SymbolicModel
 
+from ninfer.errors import InvalidRequest
 from ninfer.program import ExplicitKV, KVCodec, Shape, open_program
 from ninfer.runtime.costs import Q
-from ninfer.runtime.measuring import TOKENS_OF_A_UNIT, measure_prefill, measure_transfers
+from ninfer.runtime.measuring import TOKENS_OF_A_UNIT, measure_prefill, measure_rounds, measure_transfers
 
 
 def test_measuring_gives_usable_prices_and_leaves_nothing():
@@ -24,3 +26,23 @@ def test_measuring_gives_usable_prices_and_leaves_nothing():
         assert prefill.chunk_ns > 0
         assert prefill.token_q32 >= (prefill.chunk_ns << Q) // TOKENS_OF_A_UNIT
         program.close()
+
+
+@pytest.mark.parametrize("kind", [True, "block"])
+@pytest.mark.parametrize("window", [1, 3, 7])
+def test_measured_rounds_leave_nothing(kind, window):
+    shape = Shape(
+        rows=3, context=64, chunk=16, control=1, codec=KVCodec.FP32, vocabulary=37, window=window, adaptive=True
+    )
+    model = SymbolicModel(drafting=kind)
+    program = open_program(SymbolicDevice(delayed=True), model, shape, ExplicitKV(3 * 64))
+    before = program.audit()
+    prices = measure_rounds(program, 3, window, 64)
+    assert len(prices.cost) == window + 1
+    assert prices.cost[0] == 1.0
+    assert list(prices.cost) == sorted(prices.cost)
+    assert program.audit() == before
+    with pytest.raises(InvalidRequest) as caught:
+        measure_rounds(program, 3, window, 10)
+    assert caught.value.field == "max_context"
+    program.close()

@@ -8,7 +8,8 @@
     sequence, history, store      active rows, what finished ones left, all of it together; ``auditing`` walks it
     admission, incoming, ladders, projection, planning      pure questions about what would fit
     transactions, taking, outcomes                          changes of ownership and placement
-    frame, filling, units, rounds, drafting, batch          model units and their pending outcome; ``traffic`` counts
+    frame, filling, recordings, units, rounds, batch        model units and their pending outcome; ``traffic`` counts
+    drafting, blocks, argmax                                what drafts inside them
 """
 
 from ninfer.program.capacity import AutomaticKV, ExplicitKV, Retention

@@ -17,12 +17,13 @@ NO_LEGAL_TOKEN, NOT_FINITE = -1, -2
 @dataclass(frozen=True, slots=True, eq=False)
 class Pending:
     """Program's side of a PendingBatch. columns: recorded columns of a row, which wait for ``commit``; 0 where state
-    has advanced. drafted: drafts verified of each row. dead: by row, bits of the columns without a legal token.
-    following: drafts for the next round, by row, once the batch has been waited for."""
+    has advanced. drafted: drafts verified of each row. ahead: drafts made for the next round. dead: by row, bits of the
+    columns without a legal token. following: drafts for the next round, by row, once the batch has been waited for."""
 
     records: tuple[SequenceRecord, ...]
     columns: int = 0
     drafted: tuple[int, ...] = ()
+    ahead: int = 0
     dead: Mapping[int, int] = field(default_factory=dict)
     following: list[tuple[int, ...]] = field(default_factory=list)
 

@@ -9,7 +9,7 @@ until the drafts are verified.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -98,6 +98,7 @@ class BlockDrafting:
     device: Device
     memory: Memory
     own: BlockMemory
+    whole: ClassVar[bool] = True
 
     def prompt(self, width: int) -> None:
         rows = self.memory.input.wide_rows(width)
@@ -105,26 +106,30 @@ class BlockDrafting:
 
     forced = prompt
 
-    def decided(self, B: int, W: int) -> None:
+    def decided(self, B: int, W: int, first: bool) -> None:
         m, memory, rows = self.own, self.memory, self.memory.input.rows(B, W)
         fields, start, width = memory.output.fields, m.start.head(B), m.width.head(B)
         kept = m.none.head(B) if W == 1 else fields["accepted"].head(B)
         tokens = m.tokens.head(B, m.shape.columns)
         self.device.ops.block.begin(tokens, start, width, fields["token"].head(B, W), kept, rows, m.shape.mask)
-        if W > 1:
+        if not first:
             memory.model.append(self._context(rows, width))
-        slot = rows.read if W == 1 else rows.write
-        table, count = memory.input.fields["draft_table"].head(B), B * m.window
+
+    def draft(self, B: int, ahead: int) -> None:
+        m, memory, rows = self.own, self.memory, self.memory.input.rows(B)
+        start, width, tokens = m.start.head(B), m.width.head(B), m.tokens.head(B, m.shape.columns)
+        table, count = memory.input.fields["draft_table"].head(B), B * ahead
         block = Rows(
-            B, m.shape.columns, start, width, slot, slot, table, tokens.head(B * m.shape.columns), rows.positions
-        )
+            B, m.shape.columns, start, width, rows.write, rows.write, table, tokens.head(B * m.shape.columns),
+            rows.positions,
+        )  # fmt: skip
         out, logits = m.out.slice(0, count), memory.logits.slice(0, count)
         memory.model.block(block, m.drafted[B - 1], out)
         memory.model.logits(out, logits)
-        drafts = fields["drafts"].head(count)
+        drafts = memory.output.fields["drafts"].head(count)
         m.argmax(self.device.ops, drafts, logits, memory.masks, memory.counts, memory.scratch)
         if m.proposals is not None:
-            self._select(m.proposals, out, tokens, start, drafts.head(m.window, B))
+            self._select(m.proposals, out, tokens, start, drafts.head(ahead, B))
 
     def _select(self, own: Proposals, hidden: Buffer, tokens: Buffer, start: Buffer, drafts: Buffer) -> None:
         """Drafts among the likeliest candidates; what they were drawn from is kept for their lanes."""
@@ -140,10 +145,12 @@ class BlockDrafting:
         own = self.own.proposals
         if own is None:
             return drafts
-        B, K = drafts.tokens.shape
+        (B, n), C = drafts.tokens.shape, own.candidates
+        wanted = self.memory.input.fields["proposed"].head(B * n)
         for found, kept in zip(own.verified, own.kept):
-            self.device.ops.gather(found.slice(0, B), kept, self.memory.input.fields["lanes"].head(B))
-        ids, q = (b.head(B, K, own.candidates) for b in own.verified)
+            everything = kept.head(kept.shape[0] * self.own.window, C)
+            self.device.ops.gather(found.head(B * n, C), everything, wanted)
+        ids, q = (b.head(B, n, C) for b in own.verified)
         return Drafts(drafts.count, drafts.tokens, ids, q)
 
     def _context(self, rows: Rows, width: Buffer) -> Rows:

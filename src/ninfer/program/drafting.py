@@ -9,7 +9,7 @@ argmax: no mask, no penalty, no random number.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from ninfer.contract import Buffer, Device
 from ninfer.ops import Drafts, Rows
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 class Drafting(Protocol):
     """What drafts behind the units of a Program. Every method submits device work that follows a unit's."""
 
+    whole: ClassVar[bool]
+    """Whether ``draft`` makes all the drafts of a round or none."""
+
     def prompt(self, width: int) -> None:
         """A wide unit of prompt tokens has run."""
         ...
@@ -35,9 +38,13 @@ class Drafting(Protocol):
         """The drafts of a round that is verified, with the distributions they were drawn from."""
         ...
 
-    def decided(self, B: int, W: int) -> None:
-        """A round of ``W`` columns has been decided, or with ``W`` 1 first tokens, whose column ran before. Leaves the
-        drafts behind what was decided in the output frame, i32 [window, B]."""
+    def decided(self, B: int, W: int, first: bool) -> None:
+        """A round of ``W`` columns has been decided: they become history of what drafts. first: it was the token behind
+        a prompt, whose column already is."""
+        ...
+
+    def draft(self, B: int, ahead: int) -> None:
+        """Leave ``ahead`` drafts behind what was decided in the output frame, i32 [ahead, B]."""
         ...
 
 
@@ -79,6 +86,16 @@ class DraftMemory:
             argmax=Argmax.place(scope, rows),
         )
 
+    def behind(self, B: int) -> tuple[Buffer, Buffer, Buffer]:
+        """start, width i32 [n, B] and positions i32 [n, 3, B] of the columns behind a round of ``B`` rows."""
+        n = self.start.shape[0] // self.none.shape[0]
+        return self.start.head(n, B), self.width.head(n, B), self.positions.head(n, 3, B)
+
+    def output(self, step: int, B: int) -> Buffer:
+        """The module's output act [B, H] that draft ``step`` is made from."""
+        side = step % 2
+        return self.own.slice(side, side + 1).head(B, self.own.shape[2])
+
     def drafting(self, device: Device, memory: Memory) -> MtpDrafting:
         self.argmax.fill_constants(device)
         return MtpDrafting(device, memory, self)
@@ -92,6 +109,7 @@ class MtpDrafting:
     device: Device
     memory: Memory
     own: DraftMemory
+    whole: ClassVar[bool] = False
 
     def prompt(self, width: int) -> None:
         """At the prompt's end the token behind the last one is not known yet: that column is written again when it has
@@ -112,30 +130,29 @@ class MtpDrafting:
     def proposed(self, drafts: Drafts) -> Drafts:
         return drafts
 
-    def decided(self, B: int, W: int) -> None:
-        m, memory, ops, rows = self.own, self.memory, self.device.ops, self.memory.input.rows(B, W)
+    def decided(self, B: int, W: int, first: bool) -> None:
+        m, memory, rows = self.own, self.memory, self.memory.input.rows(B, W)
         accepted = m.none.head(B) if W == 1 else memory.output.fields["accepted"].head(B)
         hidden, joined = memory.hidden.slice(0, B * W), m.joined.slice(0, B * W)
-        table, out = memory.input.fields["draft_table"].head(B), memory.output.fields["drafts"].head(m.window, B)
-        behind = m.start.shape[0] // m.none.shape[0]
-        start, width = m.start.head(behind, B), m.width.head(behind, B)
-        positions = m.positions.head(behind, 3, B)
+        start, width, positions = m.behind(B)
         self._align(rows, memory.output.fields["token"].head(B * W), hidden, joined)
-        ops.draft_rows(m.index.head(B), start, width, positions, accepted, rows, m.limit)
-        step, logits = m.own.slice(0, 1).head(B, hidden.shape[1]), memory.logits.slice(0, B)
-        ops.gather(step, joined, m.index.head(B))
-        for s in range(m.window):
+        self.device.ops.draft_rows(m.index.head(B), start, width, positions, accepted, rows, m.limit)
+        self.device.ops.gather(m.output(0, B), joined, m.index.head(B))
+
+    def draft(self, B: int, ahead: int) -> None:
+        m, memory, rows, logits = self.own, self.memory, self.memory.input.rows(B), self.memory.logits.slice(0, B)
+        table, out = memory.input.fields["draft_table"].head(B), memory.output.fields["drafts"].head(ahead, B)
+        start, width, positions = m.behind(B)
+        for s in range(ahead):
             token = out.slice(s, s + 1)
-            memory.model.logits(step, logits)
-            m.argmax(ops, token, logits, memory.masks, memory.counts, memory.scratch)
-            if s + 1 < m.window:
+            memory.model.logits(m.output(s, B), logits)
+            m.argmax(self.device.ops, token, logits, memory.masks, memory.counts, memory.scratch)
+            if s + 1 < ahead:
                 own = Rows(
                     B, 1, start.slice(s, s + 1).head(B), width.slice(s, s + 1).head(B), rows.read, rows.write, table,
                     token.head(B), positions.slice(s, s + 1).head(3, B),
                 )  # fmt: skip
-                following = m.own.slice((s + 1) % 2, (s + 1) % 2 + 1).head(B, hidden.shape[1])
-                memory.model.draft(own, step, following)
-                step = following
+                memory.model.draft(own, m.output(s, B), m.output(s + 1, B))
 
     def _align_wide(self, hidden: Buffer, out: Buffer) -> None:
         """Append the columns of a wide unit; the frame has the tokens behind them."""

@@ -27,9 +27,13 @@ def fill_decode(rows: HostRows, records: Sequence[SequenceRecord]) -> None:
     rows.positions[:] = first + np.arange(W) if W > 1 else first
 
 
-def fill_drafts(rows: HostRows, records: Sequence[SequenceRecord], drafts: Sequence[tuple[int, ...]]) -> None:
-    """The drafts a round verifies, in the columns behind the anchors. Call after ``fill_sampling``."""
+def fill_drafts(
+    rows: HostRows, records: Sequence[SequenceRecord], drafts: Sequence[tuple[int, ...]], window: int
+) -> None:
+    """The drafts a round verifies, in the columns behind the anchors. Call after ``fill_sampling``. window: most drafts
+    of a round, whose proposals are kept for every lane."""
     rows.draft_table[:] = [r.draft_row or 0 for r in records]
+    rows.proposed[:] = window * rows.lanes[:, None] + np.arange(rows.proposed.shape[1])
     for row, own in enumerate(drafts):
         n = rows.drafted[row] = len(own)
         rows.width[row] = 1 + n
@@ -42,7 +46,7 @@ def fill_recall(rows: HostRows, records: Sequence[SequenceRecord]) -> None:
     """Rows whose stored hidden, that of their last prompt token, is sampled from."""
     rows.start[:] = [r.frontier - 1 for r in records]
     rows.width[:] = 1
-    rows.read[:] = [r.read for r in records]
+    rows.read[:] = rows.write[:] = [r.read for r in records]
     rows.positions[:, :, 0] = np.stack([r.request.identity.positions[:, r.frontier - 1] for r in records], axis=1)
 
 

@@ -3,7 +3,7 @@ request to the next travels in it, so the work that reads it can be recorded onc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,7 @@ def input_fields(rows: int, window: int, columns: int, blocks: int) -> dict[str,
             "draft_table": Field((rows,), "i32"),
             "drafted": Field((rows,), "i32"),
             "drafts": Field((rows * window,), "i32"),
+            "proposed": Field((rows * window,), "i32"),
         }
         tables |= {"draft_blocks": Field((rows, blocks), "i32")}
     wide = {"wide_tokens": Field((columns + 1,), "i32"), "wide_positions": Field((3 * columns,), "i32")}
@@ -89,8 +90,8 @@ class HostRows:
     """The short fields of an input block as arrays of ``B`` rows of ``W`` columns."""
 
     __slots__ = (
-        "accepted", "draft_table", "drafted", "drafts", "index", "kept", "lanes", "last", "positions", "purpose",
-        "read", "real", "seed", "start", "table", "tokens", "whole", "width", "write",
+        "accepted", "draft_table", "drafted", "drafts", "index", "kept", "lanes", "last", "positions", "proposed",
+        "purpose", "read", "real", "seed", "start", "table", "tokens", "whole", "width", "write",
     )  # fmt: skip
 
     def __init__(self, block: HostBlock, B: int, W: int, window: int) -> None:
@@ -106,17 +107,19 @@ class HostRows:
         self.index, self.purpose = f["index"][: B * W].reshape(B, W), f["purpose"][: B * W].reshape(B, W)
         if window:
             self.draft_table, self.drafted = f["draft_table"][:B], f["drafted"][:B]
-            self.drafts = f["drafts"][: B * window].reshape(B, window)
+            self.drafts, self.proposed = (f[name][: B * (W - 1)].reshape(B, W - 1) for name in ("drafts", "proposed"))
 
 
 class InputFrame:
     """A block on its way up. The device may own it until ``event`` is done. version: of the block tables it has."""
 
-    def __init__(self, device: Device, fields: Mapping[str, Field], rows: int, window: int) -> None:
+    def __init__(
+        self, device: Device, fields: Mapping[str, Field], rows: int, widths: Collection[int], window: int
+    ) -> None:
         self.block = HostBlock(device, fields)
         self.event = device.event()
         self.version = -1
-        self._rows = {(B, W): HostRows(self.block, B, W, window) for W in {1, window + 1} for B in range(1, rows + 1)}
+        self._rows = {(B, W): HostRows(self.block, B, W, window) for W in widths for B in range(1, rows + 1)}
 
     def rows(self, B: int, W: int = 1) -> HostRows:
         return self._rows[B, W]

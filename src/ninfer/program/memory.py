@@ -20,7 +20,7 @@ class Shape:
 
     rows: sequences active at once. context: tokens of one sequence. chunk: tokens of one prefill unit. control:
     tokens of one forced unit. vocabulary: ids that may be sampled. window: drafts of a round, 0 without speculation.
-    spare: state slots beyond one per row, for checkpoints.
+    adaptive: rounds may verify and make fewer. spare: state slots beyond one per row, for checkpoints.
     """
 
     rows: int
@@ -31,6 +31,7 @@ class Shape:
     vocabulary: int
     spare: int = 0
     window: int = 0
+    adaptive: bool = False
 
     @property
     def slots(self) -> int:
@@ -38,7 +39,7 @@ class Shape:
 
     @property
     def width(self) -> int:
-        """Columns of a row in a decode round."""
+        """Most columns of a row in a decode round."""
         return self.window + 1
 
     @property

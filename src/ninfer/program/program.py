@@ -221,23 +221,24 @@ class Program:
         for sequence, record in zip(sequences, records):
             if record.phase is not Phase.PREFILL or record.frontier != record.prompt:
                 raise InvariantError(f"{sequence} is not at the end of its prompt")
-        return self._decide("prefill", sequences, records, ((),) * len(records), masks)
+        return self._decide("prefill", sequences, records, ((),) * len(records), self.shape.window, masks)
 
     def decode(
         self, sequences: Sequence[SequenceHandle], licences: Sequence[UnitLicense], masks: MaskProvider | None
     ) -> PendingBatch:
-        records = self._enter(sequences)
+        records, window = self._enter(sequences), self.shape.window
         if len(licences) != len(records):
             raise InvariantError("a decode round needs one licence per row")
         for sequence, record, licence in zip(sequences, records, licences):
             if record.phase is not Phase.DECODE or record.room < 1:
                 raise InvariantError(f"{sequence} has no anchor to execute or no output left to decide")
-            if not 0 <= licence.drafts < max(record.room, 1) or licence.drafts > self.shape.window:
-                raise InvariantError(f"{sequence}: {licence} exceeds its output or a round of {self.shape.window}")
+            if not 0 <= licence.drafts < max(record.room, 1) or max(licence.drafts, licence.ahead or 0) > window:
+                raise InvariantError(f"{sequence}: {licence} exceeds its output or a round of {window}")
         for record in records:
             self._join(record, int(record.ledger[record.frontier]))
         drafts = tuple([record.drafts[: licence.drafts] for record, licence in zip(records, licences)])
-        return self._decide("decode", sequences, records, drafts, masks)
+        ahead = max([window if licence.ahead is None else licence.ahead for licence in licences])
+        return self._decide("decode", sequences, records, drafts, ahead, masks)
 
     def control(self, sequence: SequenceHandle, tokens: Sequence[int]) -> PendingBatch:
         """At most ``shape.control`` tokens. They may also follow a prompt directly, before anything was sampled."""
@@ -265,9 +266,10 @@ class Program:
         pending = self._belonging(batch)
         if not batch.waited:
             try:
-                rows = rounds.collect(self._units, self.shape, pending, batch.sequences, batch.kind == "prefill")
+                rows = rounds.collect(self._units, pending, batch.sequences, batch.kind == "prefill")
                 if batch.kind == "decode":
-                    self._traffic.decoded([r.frontier for r in pending.records], sum(len(row.tokens) for row in rows))
+                    frontiers, decided = [r.frontier for r in pending.records], sum(len(row.tokens) for row in rows)
+                    self._traffic.decoded(frontiers, decided, pending.columns, pending.ahead)
                 batch.produce(rows)
             except BaseException:
                 self.abort_pending(batch)
@@ -392,14 +394,15 @@ class Program:
         sequences: Sequence[SequenceHandle],
         records: tuple[SequenceRecord, ...],
         drafts: tuple[tuple[int, ...], ...],
+        ahead: int,
         masks: MaskProvider | None,
     ) -> PendingBatch:
         first = kind == "prefill"
         for record, own in zip(records, drafts):
             self._map(record, 0 if first else 1 + len(own))
-        ready = rounds.prepare(self._units, self.shape, records, drafts, masks, first)
+        ready = rounds.prepare(self._units, self.shape, records, drafts, ahead, masks, first)
         with self._launching(records):
-            self._pending = rounds.launch(self._units, self.shape, ready, masks)
+            self._pending = rounds.launch(self._units, ready, masks)
         return PendingBatch(kind, tuple(sequences), self._pending)
 
     def _fold(self, pending: Pending, accepted: Sequence[int]) -> None:

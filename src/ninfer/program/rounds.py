@@ -25,11 +25,13 @@ from ninfer.program.units import Units
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A round that is ready to run. drafts: what each row verifies. first: the token after the prompt is decided, from
-    a stored hidden. constrained: rows that have a mask."""
+    """A round that is ready to run. drafts: what each row verifies, in ``width`` columns a row. ahead: drafts it makes.
+    first: the token after the prompt is decided, from a stored hidden. constrained: rows that have a mask."""
 
     records: tuple[SequenceRecord, ...]
     drafts: tuple[tuple[int, ...], ...]
+    width: int
+    ahead: int
     first: bool
     constrained: Sequence[int]
     frame: InputFrame
@@ -40,24 +42,27 @@ def prepare(
     shape: Shape,
     records: tuple[SequenceRecord, ...],
     drafts: tuple[tuple[int, ...], ...],
+    ahead: int,
     masks: MaskProvider | None,
     first: bool,
 ) -> Round:
-    """Fill the frame of rows whose pages are mapped. Nothing is submitted, so a fault here touches no row."""
+    """Fill the frame of rows whose pages are mapped. Nothing is submitted, so a fault here touches no row. ``ahead``:
+    drafts wanted for the round after."""
     constrained = masks.constrained_rows() if masks is not None else ()
     frame = units.frame()
-    rows = frame.rows(len(records), 1 if first else shape.width)
+    width = 1 if first else units.width(max(map(len, drafts)))
+    rows = frame.rows(len(records), width)
     fill_recall(rows, records) if first else fill_decode(rows, records)
     fill_sampling(rows, records, constrained, FIRST_TOKEN if first else ORDINARY_DECODE)
     if shape.window:
-        fill_drafts(rows, records, drafts)
-    return Round(records, drafts, first, constrained, frame)
+        fill_drafts(rows, records, drafts, shape.window)
+    return Round(records, drafts, width, units.ahead(ahead), first, constrained, frame)
 
 
-def launch(units: Units, shape: Shape, ready: Round, masks: MaskProvider | None) -> Pending:
+def launch(units: Units, ready: Round, masks: MaskProvider | None) -> Pending:
     """Submit Forward, fill the masks while it runs, submit Finish."""
-    B, W = len(ready.records), 1 if ready.first else shape.width
-    units.recall(ready.frame, B) if ready.first else units.forward(ready.frame, B)
+    B, W = len(ready.records), ready.width
+    units.recall(ready.frame, B) if ready.first else units.forward(ready.frame, B, W)
     dead: dict[int, int] = {}
     if masks is not None and ready.constrained:
         slots = units.masks(B, W)
@@ -65,13 +70,12 @@ def launch(units: Units, shape: Shape, ready: Round, masks: MaskProvider | None)
             drafts = ready.drafts[row]
             dead[row] = masks.fill(row, drafts, slots[row, : 1 + len(drafts)]).dead
     scores = any(r.request.sampling.logprobs >= 0 for r in ready.records)
-    units.finish(ready.frame, B, ready.first, scores, masked=bool(ready.constrained))
-    columns = W if shape.window and not ready.first else 0
-    return Pending(ready.records, columns, tuple(map(len, ready.drafts)), dead)
+    units.finish(ready.frame, B, W, ready.first, scores, masked=bool(ready.constrained), ahead=ready.ahead)
+    return Pending(ready.records, W if W > 1 else 0, tuple(map(len, ready.drafts)), ready.ahead, dead)
 
 
 def collect(
-    units: Units, shape: Shape, pending: Pending, sequences: Sequence[SequenceHandle], first: bool
+    units: Units, pending: Pending, sequences: Sequence[SequenceHandle], first: bool
 ) -> tuple[ProducedRow, ...]:
     """Wait for the round and read its rows. Raises DeviceError where a logit that decided was not finite."""
     B, W = len(pending.records), max(pending.columns, 1)
@@ -85,8 +89,8 @@ def collect(
             raise DeviceError(f"row {i} of a batch of {B}: logits are not finite")
         dead = pending.dead.get(i, 0)
         rows.append(produced_row(sequence, record, out, i * W, tokens, dead, pending.drafted[i]))
-    if shape.window:
-        drafts = out.fields["drafts"][: shape.window * B].reshape(-1, B).T
+    if pending.ahead:
+        drafts = out.fields["drafts"][: pending.ahead * B].reshape(-1, B).T
         pending.following.extend(map(tuple, drafts.tolist()))
     return tuple(rows)
 

@@ -14,23 +14,27 @@ class Traffic:
     drafting module once per draft), keys and values of every cached token once, state once in each direction."""
 
     def __init__(self, model: TextModel, layouts: Sequence[PoolLayout], shape: Shape, state_bytes: int) -> None:
-        self.weights = [
-            model.weight_bytes(B * shape.width) + model.draft_bytes(B, shape.window) for B in range(1, shape.rows + 1)
-        ]
+        rows, K = range(1, shape.rows + 1), shape.window
+        self._window = K
+        self._weights = {(B, W): model.weight_bytes(B * W) for B in rows for W in range(1, K + 2)}
+        self._drafting = {(B, S): model.draft_bytes(B, S) for B in rows for S in range(K + 1)}
         self.kv_token = sum(plane.bytes_per_token for layout in layouts for plane in layout.planes)
         self.state = state_bytes
         self.prefill_tokens = self.decode_rounds = self.decode_tokens = self.decode_bytes = 0
 
-    def decoded(self, frontiers: Sequence[int], tokens: int) -> None:
-        """A round went on from these frontiers and decided ``tokens`` tokens together."""
+    def decoded(self, frontiers: Sequence[int], tokens: int, columns: int, ahead: int) -> None:
+        """A round went on from these frontiers, decided ``tokens`` tokens together in so many recorded columns a row,
+        and drafted ``ahead`` for each."""
         B = len(frontiers)
+        weights = self._weights[B, max(columns, 1)] + self._drafting[B, ahead]
         self.decode_rounds += 1
         self.decode_tokens += tokens
-        self.decode_bytes += self.weights[B - 1] + (sum(frontiers) + B) * self.kv_token + 2 * B * self.state
+        self.decode_bytes += weights + (sum(frontiers) + B) * self.kv_token + 2 * B * self.state
 
     def counters(self) -> dict[str, int]:
+        K = self._window
         return {
-            **{f"weight_bytes.{B}": nbytes for B, nbytes in enumerate(self.weights, 1)},
+            **{f"weight_bytes.{B}": n + self._drafting[B, K] for (B, W), n in self._weights.items() if W == K + 1},
             "kv_bytes_per_token": self.kv_token,
             "state_bytes_per_row": self.state,
             "prefill_tokens": self.prefill_tokens,

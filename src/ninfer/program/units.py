@@ -1,28 +1,29 @@
 """The device side of every unit: what is submitted, in which order, and the few places where the host waits.
 
-Decode is two recordings per exact batch size, Forward and Finish, so that masks can be filled while Forward runs. Where
-the device works beside the host, prefill is recorded too: a chunk runs in the narrowest recording that holds it, and
-what it lacks is padding.
+Decode is two recordings per exact batch size and width, Forward and Finish, so that masks can be filled while Forward
+runs. Where widths adapt, drafting is a third, by how many drafts the next round wants. Where the device works beside
+the host, prefill is recorded too: a chunk runs in the narrowest recording that holds it, and what it lacks is padding.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Hashable
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from ninfer import env
-from ninfer.contract import Arena, Device, Graph
+from ninfer.contract import Arena, Device
 from ninfer.errors import DeviceError
 from ninfer.program.checking import Bounds, check_frame
 from ninfer.program.drafting import Drafting, MtpDrafting
 from ninfer.program.frame import HostBlock, InputFrame, before, input_fields, output_fields
 from ninfer.program.layout import PoolKind, pages
 from ninfer.program.memory import Memory, Shape
+from ninfer.program.recordings import Recordings
 from ninfer.program.stores.rows import ExecutionRows
 
 TABLES = {PoolKind.MAIN: "blocks", PoolKind.MTP: "draft_blocks", PoolKind.DRAFT_FULL: "draft_blocks"}
@@ -45,11 +46,28 @@ def prefill_widths(device: Device, chunk: int) -> tuple[int, ...]:
     return (*(w for w in WIDTHS if w < chunk), chunk) if device.asynchronous else ()
 
 
+def round_widths(device: Device, shape: Shape) -> tuple[int, ...]:
+    """Columns of a row in the decode rounds that can run, ascending: as many as a round needs on the host, elsewhere a
+    few that are recorded."""
+    if not device.asynchronous:
+        return tuple(range(1, shape.width + 1))
+    return (*(w for w in (1, 2, 4) if w < shape.width and shape.adaptive), shape.width)
+
+
+def draft_steps(shape: Shape, widths: tuple[int, ...], whole: bool) -> tuple[int, ...]:
+    """Numbers of drafts that are made apart from Finish, ascending. whole: all or none."""
+    if not shape.adaptive:
+        return ()
+    return (shape.window,) if whole else tuple(w - 1 for w in widths if w > 1)
+
+
 def recording_bytes(device: Device, shape: Shape) -> int:
-    """Device memory to set aside for the recordings of passes: a decode round of each size, with speculation also what
-    drafts and what folds, and a prefill unit of each size."""
-    rounds = shape.rows * (2 if shape.window else 1)
-    return device.recording_bytes * (rounds + len(prefill_widths(device, shape.chunk)))
+    """Device memory to set aside for the recordings of passes: a decode round of each size and width, with speculation
+    also what drafts and what folds, and a prefill unit of each size."""
+    widths = round_widths(device, shape)
+    rounds = shape.rows * len(widths) * (2 if shape.window else 1)
+    drafting = shape.rows * len(draft_steps(shape, widths, whole=False))
+    return device.recording_bytes * (rounds + drafting + len(prefill_widths(device, shape.chunk)))
 
 
 class Units:
@@ -60,7 +78,7 @@ class Units:
         self.arena = arena
         self.memory = memory
         self.table = table
-        self.width = shape.width
+        self.widths = round_widths(device, shape)
         fields = input_fields(shape.rows, shape.window, shape.columns, pages(shape.context))
         results = output_fields(shape.rows, shape.window)
         up, down = memory.input.bytes, memory.output.bytes
@@ -68,7 +86,8 @@ class Units:
             up.head(nbytes) for nbytes in (before(fields, "blocks"), before(fields, "wide_tokens"), up.nbytes)
         )
         self._brief, self._scored = down.head(before(results, "alt_ids")), down
-        self._frames = [InputFrame(device, fields, shape.rows, shape.window) for _ in range(2)]
+        sizes = {1, *self.widths}
+        self._frames = [InputFrame(device, fields, shape.rows, sizes, shape.window) for _ in range(2)]
         self._output = HostBlock(device, results)
         self._done = device.event()
         self._launched_ns = self._results_ns = self._rows = 0
@@ -78,34 +97,33 @@ class Units:
         self._checked = env.checks()
         self.counters = dict.fromkeys(COUNTERS, 0)
         self.drafting: Drafting | None = None
+        self.steps: tuple[int, ...] = ()
         if memory.drafts is not None:
             one = device.host(memory.one.shape, "i32")
             one[:] = 1
             device.upload(memory.one, one)
             self.drafting = memory.drafts.drafting(device, memory)
-        sizes = range(1, shape.rows + 1)
-        with ExitStack() as graphs:
+            self.steps = draft_steps(shape, self.widths, self.drafting.whole)
+        self._fused = 0 if shape.adaptive else shape.window
+        self._prefills = prefill_widths(device, shape.chunk)
+        self._recorded = Recordings(device, self._works(shape.rows))
 
-            def capture(work: Callable[[], None]) -> Graph:
-                graph = device.capture(work)
-                graphs.callback(graph.close)
-                return graph
-
-            self._forward = [capture(partial(self._submit_forward, B)) for B in sizes]
-            self._recall = [capture(partial(self._submit_recall, B)) for B in sizes]
-
-            def finishes(W: int) -> list[tuple[Graph, Graph]]:
-                plain = [capture(partial(self._submit_finish, B, W)) for B in sizes]
-                return list(zip(plain, [capture(partial(self._submit_masked_finish, B, W)) for B in sizes]))
-
-            self._first = finishes(1)
-            self._finish, self._fold = self._first, []
+    def _works(self, rows: int) -> dict[Hashable, Callable[[], None]]:
+        """What is recorded, by kind and sizes."""
+        works: dict[Hashable, Callable[[], None]] = {}
+        for B in range(1, rows + 1):
+            works["recall", B] = partial(self._submit_recall, B)
+            for masked in (False, True):
+                works["first", B, 1, masked] = partial(self._submit_finish, B, 1, True, masked)
+            for W in self.widths:
+                works["forward", B, W] = partial(self._submit_forward, B, W)
+                for masked in (False, True):
+                    works["finish", B, W, masked] = partial(self._submit_finish, B, W, False, masked)
+                if W > 1:
+                    works["fold", B, W] = partial(self._submit_fold, B, W)
             if self.drafting is not None:
-                self._finish = finishes(shape.width)
-                self._fold = [capture(partial(self._submit_fold, B, shape.width)) for B in sizes]
-            widths = prefill_widths(device, shape.chunk)
-            self._prefill = {width: capture(partial(self._submit_prefill, width)) for width in widths}
-            self._graphs = graphs.pop_all()
+                works |= {("draft", B, S): partial(self.drafting.draft, B, S) for S in self.steps}
+        return works | {("prefill", width): partial(self._submit_prefill, width) for width in self._prefills}
 
     # -- host frames ---------------------------------------------------------------------------------------------
 
@@ -120,22 +138,30 @@ class Units:
 
     def columns(self, width: int) -> int:
         """Columns that a prefill unit of ``width`` tokens runs with."""
-        return min((recorded for recorded in self._prefill if recorded >= width), default=width)
+        return _at_least(width, self._prefills) or width
+
+    def width(self, drafts: int) -> int:
+        """Columns that a row has in a decode round that verifies ``drafts``."""
+        return _at_least(1 + drafts, self.widths)
+
+    def ahead(self, drafts: int) -> int:
+        """Drafts that a round makes where ``drafts`` are wanted for the next."""
+        return self._fused or (_at_least(drafts, self.steps) if drafts else 0)
 
     def prefill(self, frame: InputFrame, width: int) -> None:
         """Run one row of ``width`` prompt tokens; the hidden of its last token becomes part of the state."""
         self._results_ns = 0
         self._upload(frame, wide=True)
         self._carry(frame, 1)
-        recorded = self._prefill.get(self.columns(width))
-        if recorded is None:
-            self._submit_prefill(width)
+        columns = self.columns(width)
+        if columns in self._prefills:
+            self._launch("prefill", columns)
         else:
-            self._launch(recorded)
+            self._submit_prefill(width)
         frame.event.record()
 
-    def forward(self, frame: InputFrame, B: int) -> None:
-        """Run ``B`` anchors and the drafts behind them, and leave their logits."""
+    def forward(self, frame: InputFrame, B: int, W: int) -> None:
+        """Run ``B`` anchors and the drafts behind them, ``W`` columns a row, and leave their logits."""
         self._upload(frame)
         self._carry(frame, B)
         self._launched_ns = time.perf_counter_ns()
@@ -143,25 +169,28 @@ class Units:
             self.counters["decode_gaps"] += 1
             self.counters["decode_gap_ns"] += self._launched_ns - self._results_ns
         self._rows = B
-        self._launch(self._forward[B - 1])
+        self._launch("forward", B, W)
 
     def recall(self, frame: InputFrame, B: int) -> None:
         """Leave the logits of ``B`` rows' stored hidden."""
         self._upload(frame)
-        self._launch(self._recall[B - 1])
+        self._launch("recall", B)
 
     def masks(self, B: int, W: int) -> npt.NDArray[np.uint32]:
         """Host words u32 [B, W, words] of a round's masks, packed as the device reads them."""
         words = self._masks.shape[-1]
         return self._masks.reshape(-1, words)[: B * W].reshape(B, W, words)
 
-    def finish(self, frame: InputFrame, B: int, first: bool, scores: bool, *, masked: bool) -> None:
-        """Send the masks, if some row has one; decide, and bring the results down. first: one column a row, from a
-        stored hidden."""
-        plain, behind_masks = (self._first if first else self._finish)[B - 1]
-        self._launch(behind_masks if masked else plain)
+    def finish(
+        self, frame: InputFrame, B: int, W: int, first: bool, scores: bool, *, masked: bool, ahead: int = 0
+    ) -> None:
+        """Send the masks, if some row has one; decide, draft ``ahead`` tokens, and bring the results down. first: one
+        column a row, from a stored hidden."""
+        self._launch("first" if first else "finish", B, W, masked)
         if masked:
-            self._count("upload", self.masks(B, 1 if first else self.width).nbytes)
+            self._count("upload", self.masks(B, W).nbytes)
+        if ahead and not self._fused:
+            self._launch("draft", B, ahead)
         source = self._scored if scores else self._brief
         self.device.download(self._output.bytes[: source.nbytes], source)
         self._count("download", source.nbytes)
@@ -199,8 +228,8 @@ class Units:
     def fold(self, frame: InputFrame, B: int, width: int) -> None:
         """Advance the state of ``B`` rows by the accepted columns of a recorded unit of ``width``."""
         self._upload(frame)
-        if width == self.width and self._fold:
-            self._launch(self._fold[B - 1])
+        if ("fold", B, width) in self._recorded:
+            self._launch("fold", B, width)
         else:
             self._submit_fold(B, width)
         frame.event.record()
@@ -225,7 +254,7 @@ class Units:
         """Graphs before the buffers they name. Nobody waits for the last work any more, so it may have failed."""
         with suppress(DeviceError):
             self.drain()
-        self._graphs.close()
+        self._recorded.close()
         self.arena.close()
 
     # -- submissions ---------------------------------------------------------------------------------------------
@@ -238,15 +267,16 @@ class Units:
         if self.drafting is not None:
             self.drafting.prompt(width)
 
-    def _submit_forward(self, B: int) -> None:
-        m, ops, W = self.memory, self.device.ops, self.width
+    def _submit_forward(self, B: int, W: int) -> None:
+        """The state of a single column advances at once; of several it is known later how many count."""
+        m, ops, one = self.memory, self.device.ops, W == 1
         rows, hidden = m.input.rows(B, W), m.hidden.slice(0, B * W)
-        m.model.forward(rows, recorded=m.drafts is not None)
+        m.model.forward(rows, recorded=not one)
         m.model.hidden(None, hidden)
-        if m.drafts is None:
+        if one:
             ops.scatter(m.stored, hidden, rows.write)
         m.model.logits(hidden, m.logits.slice(0, B * W))
-        counted = rows.width if m.drafts is None else m.one.head(B)  # drafts are counted once accepted
+        counted = rows.width if one else m.one.head(B)  # drafts are counted once accepted
         ops.count(m.counts, m.input.fields["lanes"].head(B), rows.tokens.head(B, W), counted)
 
     def _submit_recall(self, B: int) -> None:
@@ -254,10 +284,12 @@ class Units:
         self.device.ops.gather(hidden, m.stored, m.input.fields["read"].head(B))
         m.model.logits(hidden, m.logits.slice(0, B))
 
-    def _submit_finish(self, B: int, W: int) -> None:
+    def _submit_finish(self, B: int, W: int, first: bool, masked: bool) -> None:
         m, ops = self.memory, self.device.ops
         out, sampled, logits = m.output.sample_out(B, W), m.input.sample_rows(B, W), m.logits.slice(0, B * W)
         masks = m.masks.head(B, W, m.masks.shape[2])
+        if masked:
+            self.device.upload(masks, self.masks(B, W))
         if W == 1:
             ops.sample(out, logits, masks, m.counts, sampled, m.scratch)
         else:
@@ -267,16 +299,14 @@ class Units:
             ops.accept(out, accepted, logits, masks, m.counts, sampled, drafts, m.scratch)
             ops.count(m.counts, m.input.fields["lanes"].head(B), drafts.tokens, accepted)
         if self.drafting is not None:
-            self.drafting.decided(B, W)
-
-    def _submit_masked_finish(self, B: int, W: int) -> None:
-        self.device.upload(self.memory.masks.head(B, W, self.memory.masks.shape[2]), self.masks(B, W))
-        self._submit_finish(B, W)
+            self.drafting.decided(B, W, first)
+            if self._fused:
+                self.drafting.draft(B, self._fused)
 
     def _submit_fold(self, B: int, W: int) -> None:
         """The state advances, and the hidden of the last accepted column becomes part of it."""
         m, ops, fields = self.memory, self.device.ops, self.memory.input.fields
-        m.model.fold(fields["accepted"].head(B), m.input.rows(B, W) if self.width == W else m.input.wide_rows(W))
+        m.model.fold(fields["accepted"].head(B), m.input.wide_rows(W) if B == 1 else m.input.rows(B, W))
         last = m.last.slice(0, B)
         ops.gather(last, m.hidden, fields["last"].head(B))
         ops.scatter(m.stored, last, fields["kept"].head(B))
@@ -307,10 +337,15 @@ class Units:
         self._table_version = version
         self._count("upload", target.nbytes)
 
-    def _launch(self, graph: Graph) -> None:
-        graph.launch()
+    def _launch(self, *name: Hashable) -> None:
+        self._recorded.launch(name)
         self.counters["launches"] += 1
 
     def _count(self, way: str, nbytes: int) -> None:
         self.counters[f"{way}s"] += 1
         self.counters[f"{way}_bytes"] += nbytes
+
+
+def _at_least(n: int, sizes: tuple[int, ...]) -> int:
+    """The first of ascending ``sizes`` that is not below ``n``; 0 where there is none."""
+    return next((size for size in sizes if size >= n), 0)

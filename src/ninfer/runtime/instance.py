@@ -15,7 +15,8 @@ from ninfer.errors import ArtifactError, InvalidRequest
 from ninfer.options import EngineOptions
 from ninfer.progress import Meter
 from ninfer.runtime.costs import GENERIC, CostModel
-from ninfer.runtime.measuring import measure_prefill, measure_transfers
+from ninfer.runtime.measuring import measure_prefill, measure_rounds, measure_transfers
+from ninfer.runtime.pace import Prices
 from ninfer.runtime.settings import CacheSettings, resolve
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ DEFAULT_CONTEXT = 32768
 @dataclass(frozen=True, slots=True)
 class Instance:
     """max_context: tokens of one sequence. prefill_chunk: tokens of one unit. overlap: the device works beside the
-    host. cache: its options, resolved. costs: what work takes on this device. ``close`` frees everything, once."""
+    host. cache: its options, resolved. costs: what work takes on this device. prices: what decode rounds cost, where
+    their drafts adapt. ``close`` frees everything, once."""
 
     frontend: Frontend
     program: ProgramPort
@@ -40,6 +42,7 @@ class Instance:
     overlap: bool
     cache: CacheSettings
     costs: CostModel
+    prices: Prices | None
     close: Callable[[], None]
     bandwidth: Callable[[], float]
 
@@ -91,6 +94,7 @@ def open_instance(artifact: str | bytes | os.PathLike[Any] | ArtifactSource, opt
             codec=codec(options, device),
             vocabulary=frontend.vocab_size,
             window=options.spec.window,
+            adaptive=options.spec.adaptive,
             spare=cache.device_state_slots,
         )
         kept = Retention(cache.retained_kv_tokens, cache.host_state_slots, cache.host_kv_bytes)
@@ -99,6 +103,7 @@ def open_instance(artifact: str | bytes | os.PathLike[Any] | ArtifactSource, opt
         program = open_program(device, QwenText(model), shape, kv, kept)
         opened.callback(program.close)
         costs = CostModel(transfers, measure_prefill(program, chunk, context)) if cache.enabled else GENERIC
+        prices = measure_rounds(program, shape.rows, shape.window, context) if shape.adaptive else None
         _return_freed_memory()
         name = contents.directory.metadata.get("name")
         return Instance(
@@ -111,6 +116,7 @@ def open_instance(artifact: str | bytes | os.PathLike[Any] | ArtifactSource, opt
             overlap=device.asynchronous,
             cache=cache,
             costs=costs,
+            prices=prices,
             close=opened.pop_all().close,
             bandwidth=device.read_bandwidth,
         )

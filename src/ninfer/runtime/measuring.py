@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import statistics
 import time
 from collections.abc import Callable, Mapping
 
@@ -16,10 +18,16 @@ from ninfer.contract import (
     RequestId,
     RowDecision,
     SamplingSpec,
+    SequenceHandle,
+    UnitLicense,
 )
+from ninfer.errors import InvalidRequest
 from ninfer.identity import PrefixIdentity, digest_chain
 from ninfer.runtime.costs import PrefillRate, Q, TransferRate
+from ninfer.runtime.pace import Prices
 
+ROUNDS = 6
+"""Decode rounds that are run to time one, the first and the last of which do not count."""
 SMALL, LARGE = 4 << 10, 4 << 20
 """Bytes of the two copies of each direction: one that shows what a call costs, one that shows what a byte costs."""
 PROMPT = 8
@@ -54,6 +62,15 @@ def measure_prefill(program: ProgramPort, chunk: int, context: int) -> PrefillRa
     return PrefillRate(one, token_q32, token_q32 // PAIRS_OF_A_TOKEN)
 
 
+def measure_rounds(program: ProgramPort, rows: int, window: int, context: int) -> Prices:
+    """Time decode rounds of ``rows`` rows with 0..window drafts each. Leaves nothing behind. Raises InvalidRequest for
+    a context that holds none."""
+    needed = 2 + ROUNDS * (1 + window)
+    if context < needed:
+        raise InvalidRequest(f"{context} tokens: adaptive drafts need {needed} to be measured", field="max_context")
+    return Prices.measured([_round_ns(program, rows, drafts) for drafts in range(window + 1)])
+
+
 def _rate(device: Device, copy: Callable[[int], None]) -> TransferRate:
     def nanoseconds(n: int) -> int:
         event = device.event()
@@ -69,21 +86,7 @@ def _rate(device: Device, copy: Callable[[int], None]) -> TransferRate:
 
 def _prompt_ns(program: ProgramPort, tokens: int) -> int:
     """Nanoseconds from the start of a prompt's prefill to its first token."""
-    ids = np.zeros(tokens, np.int32)
-    positions = np.broadcast_to(np.arange(tokens, dtype=np.int32), (3, tokens))
-    identity = PrefixIdentity(ids, np.zeros(tokens, np.uint8), positions)
-    sampling = SamplingSpec(0.0, 1.0, 1, 0.0, 0.0, 0.0, 0)
-    request = PreparedRequest(
-        RequestId(0), 0, identity, digest_chain(identity), 1, 1, LimitReason.OUTPUT_LIMIT, sampling,
-        participation="disabled",
-    )  # fmt: skip
-    root = program.inspect(None, request, False)
-    assert root is not None
-    plan = program.open_session(request, 0, (root,), ()).seal(Target(0, ()))
-    program.start(plan, AdoptionTicket(plan.id, plan.lane, plan.manifest))
-    program.poll()
-    sequence = program.commit_transaction().sequence
-    assert sequence is not None
+    sequence = _admit(program, 0, tokens, 1)
     began = time.perf_counter_ns()
     program.prefill(sequence, tokens)
     batch = program.finalize_prefill((sequence,), None)
@@ -92,3 +95,41 @@ def _prompt_ns(program: ProgramPort, tokens: int) -> int:
     program.commit(batch, [RowDecision(1, terminal=True)])
     program.discard(sequence)
     return took
+
+
+def _round_ns(program: ProgramPort, rows: int, drafts: int) -> float:
+    """Nanoseconds of a decode round of ``rows`` rows that verifies and makes ``drafts`` drafts of each."""
+    sequences = [_admit(program, lane, 1, 2 + ROUNDS * (1 + drafts)) for lane in range(rows)]
+    for sequence in sequences:
+        program.prefill(sequence, 1)
+    batch = program.finalize_prefill(sequences, None)
+    marks = []
+    for _ in range(ROUNDS):
+        program.commit(batch, [RowDecision(len(row.tokens)) for row in program.wait(batch)])
+        marks.append(time.perf_counter_ns())
+        batch = program.decode(sequences, [UnitLicense(drafts, drafts)] * rows, None)
+    program.wait(batch)
+    program.abort_pending(batch)
+    for sequence in sequences:
+        program.discard(sequence)
+    return statistics.median(b - a for a, b in itertools.pairwise(marks[1:]))
+
+
+def _admit(program: ProgramPort, lane: int, prompt: int, output: int) -> SequenceHandle:
+    """A sequence that finds nothing and leaves nothing."""
+    ids = np.zeros(prompt, np.int32)
+    positions = np.broadcast_to(np.arange(prompt, dtype=np.int32), (3, prompt))
+    identity = PrefixIdentity(ids, np.zeros(prompt, np.uint8), positions)
+    sampling = SamplingSpec(0.0, 1.0, 1, 0.0, 0.0, 0.0, 0)
+    request = PreparedRequest(
+        RequestId(lane), lane, identity, digest_chain(identity), output, output, LimitReason.OUTPUT_LIMIT, sampling,
+        participation="disabled",
+    )  # fmt: skip
+    root = program.inspect(None, request, False)
+    assert root is not None
+    plan = program.open_session(request, lane, (root,), ()).seal(Target(0, ()))
+    program.start(plan, AdoptionTicket(plan.id, plan.lane, plan.manifest))
+    program.poll()
+    sequence = program.commit_transaction().sequence
+    assert sequence is not None
+    return sequence

@@ -23,7 +23,9 @@ class EngineStats:
     waiting, active, outstanding: requests queued, holding a lane, and occupying a slot (waiting, active or unread).
     accepted: requests that entered the queue. finished: requests by finish_reason. prompt_tokens, cached_tokens: of
     admitted requests. completion_tokens: committed. prefill_units, control_units, decode_rounds: model units by kind.
-    decode_rows: rows summed over decode rounds. decode_ns: nanoseconds of the boundaries that ran decode rounds; less
+    decode_rows: rows summed over decode rounds. decode_drafts: drafts verified in them, so that
+    ``1 + decode_drafts / decode_rows`` is the mean width of a row. decode_ns: nanoseconds of the boundaries that ran
+    decode rounds; less
     ``memory["decode_device_ns"]`` it is what the engine itself costs. constraints: of finished requests, ``requests``
     that had one, ``complete`` and ``dead_ends`` among them, ``masks`` and ``mask_h2d_bytes``; of compiled languages
     ``entries`` and ``retained_bytes`` now, ``hits``, ``builds``, ``waits`` and ``evictions``; outside their budget
@@ -44,6 +46,7 @@ class EngineStats:
     control_units: int
     decode_rounds: int
     decode_rows: int
+    decode_drafts: int
     decode_ns: int
     constraints: Mapping[str, int]
     memory: Mapping[str, int]
@@ -62,6 +65,7 @@ class Metrics:
     control_units: int = 0
     decode_rounds: int = 0
     decode_rows: int = 0
+    decode_drafts: int = 0
     decode_ns: int = 0
     finished: Counter[str] = field(default_factory=Counter)
     constraints: Counter[str] = field(default_factory=Counter)
@@ -99,6 +103,7 @@ class Metrics:
             control_units=self.control_units,
             decode_rounds=self.decode_rounds,
             decode_rows=self.decode_rows,
+            decode_drafts=self.decode_drafts,
             decode_ns=self.decode_ns,
             constraints=dict(self.constraints),
             memory=dict(self.memory),

@@ -13,6 +13,7 @@ from ninfer.errors import EngineFailed
 from ninfer.runtime.metrics import Metrics
 from ninfer.runtime.outbox import Outbox
 from ninfer.runtime.output import check_membership, discard_row, licence, preview_row
+from ninfer.runtime.pace import Prices
 from ninfer.runtime.record import RequestRecord
 from ninfer.runtime.requests import Requests, aborted
 from ninfer.runtime.scheduler import Scheduler
@@ -23,8 +24,8 @@ log = logging.getLogger("ninfer")
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What the worker is told at start. prefill_chunk: tokens of a unit. drafts: most a round may verify of a row.
-    overlap: the device works beside the host, so publication waits for the next launch. pressure: an older request may
-    make younger ones pause."""
+    prices: what rounds cost, where their drafts adapt. overlap: the device works beside the host, so publication waits
+    for the next launch. pressure: an older request may make younger ones pause."""
 
     lanes: int
     prefill_chunk: int
@@ -32,6 +33,7 @@ class Limits:
     drafts: int = 0
     overlap: bool = False
     pressure: bool = False
+    prices: Prices | None = None
 
 
 class Units:
@@ -93,7 +95,7 @@ class Units:
         self._metrics.decode_rounds += 1
         self._metrics.decode_rows += len(rows)
         sequences = [sequence_of(row) for row in rows]
-        licences = [licence(row, self._limits.drafts) for row in rows]
+        licences = [licence(row, self._limits.drafts, self._limits.prices) for row in rows]
         masks = batch_masks([row.session.matcher for row in rows])
         self._finish(self._program.decode(sequences, licences, masks), rows)
 
@@ -110,7 +112,7 @@ class Units:
         self._outbox.deliver()
         for row in rows:
             row.session.prepare()
-        self._program.wait(batch)
+        self._metrics.decode_drafts += sum([row.drafted for row in self._program.wait(batch)])
         control = batch.kind == "control"
         try:
             decisions = [preview_row(row, out, control=control) for row, out in zip(rows, batch.rows, strict=True)]

@@ -15,6 +15,7 @@ def add_engine_options(g: Any) -> None:
     g.add_argument("--no-cache", action="store_true", help="keep nothing of finished requests")
     g.add_argument("--spec", default="none", metavar="BACKEND", help="what drafts: none, mtp, dflash or dflash2")
     g.add_argument("--draft-tokens", type=int, metavar="N", help="tokens drafted for a round; default: mtp 3, else 7")
+    g.add_argument("--spec-adaptive", action="store_true", help="as many drafts as pay, request by request")
 
 
 def engine_options(arguments: argparse.Namespace, **others: Any) -> EngineOptions:
@@ -23,6 +24,6 @@ def engine_options(arguments: argparse.Namespace, **others: Any) -> EngineOption
         device=arguments.device,
         kv_dtype=arguments.kv_dtype,
         cache=CacheOptions(enabled=not arguments.no_cache),
-        spec=SpecOptions(arguments.spec, draft_tokens=arguments.draft_tokens),
+        spec=SpecOptions(arguments.spec, draft_tokens=arguments.draft_tokens, adaptive=arguments.spec_adaptive),
         **others,
     )

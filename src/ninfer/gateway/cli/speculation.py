@@ -22,12 +22,13 @@ QUESTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """seconds: of a whole batch of answers, prefill included. rounds: decode rounds they took. weight_bytes: that one
-    of them has to read."""
+    """seconds: of a whole batch of answers, prefill included. rounds: decode rounds they took. rows: rows of all of
+    them. weight_bytes: that a round of full width has to read."""
 
     tokens: int
     seconds: float
     rounds: int
+    rows: int
     device_seconds: float
     weight_bytes: int
     drafts: SpeculationStats
@@ -49,15 +50,15 @@ def compare(
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The figures as text."""
     lines = [
-        f"{'batch':>5} {'tok/s':>9} {'off':>9} {'ratio':>6} {'a round':>8} {'ms/round':>9} {'off':>9} {'cost':>6}"
-        f" {'bytes':>6}  kept by place"
+        f"{'batch':>5} {'tok/s':>9} {'off':>9} {'ratio':>6} {'columns':>8} {'decided':>8}"
+        f" {'ms/round':>9} {'off':>9} {'cost':>6} {'bytes':>6}  kept by place"
     ]
     for row in rows:
         kept = " ".join(f"{share:.0%}" for share in row["kept_by_place"])
         lines.append(
             f"{row['batch']:>5} {row['tokens_per_second']:>9,.1f} {row['plain_tokens_per_second']:>9,.1f}"
-            f" {row['speedup']:>6.2f} {row['tokens_per_round']:>8.2f} {row['round_seconds'] * 1e3:>9.3f}"
-            f" {row['plain_round_seconds'] * 1e3:>9.3f} {row['round_cost']:>6.2f}"
+            f" {row['speedup']:>6.2f} {row['width']:>8.2f} {row['tokens_per_round']:>8.2f}"
+            f" {row['round_seconds'] * 1e3:>9.3f} {row['plain_round_seconds'] * 1e3:>9.3f} {row['round_cost']:>6.2f}"
             f" {row['weight_bytes'] / row['plain_weight_bytes']:>6.2f}  {kept}"
         )
     return "\n".join(lines)
@@ -78,9 +79,9 @@ def _measure(engine: Any, size: int, tokens: int) -> _Measured:
         if result.speculation is not None:
             drafts = drafts.plus(result.speculation)
     device = (after.memory["decode_device_ns"] - before.memory["decode_device_ns"]) / 1e9
-    rounds = after.decode_rounds - before.decode_rounds
-    weights = after.memory[f"weight_bytes.{size}"]
-    return _Measured(sum(r.usage.completion_tokens for r in results), seconds, rounds, device, weights, drafts)
+    rounds, rows = after.decode_rounds - before.decode_rounds, after.decode_rows - before.decode_rows
+    weights, tokens = after.memory[f"weight_bytes.{size}"], sum(r.usage.completion_tokens for r in results)
+    return _Measured(tokens, seconds, rounds, rows, device, weights, drafts)
 
 
 def _row(size: int, one: _Measured, other: _Measured) -> dict[str, Any]:
@@ -93,7 +94,8 @@ def _row(size: int, one: _Measured, other: _Measured) -> dict[str, Any]:
         "rounds": d.rounds,
         "drafted": d.drafted,
         "accepted": d.accepted,
-        "tokens_per_round": 1 + d.accepted / d.rounds if d.rounds else 1.0,
+        "width": 1 + d.drafted / one.rows,
+        "tokens_per_round": 1 + d.accepted / one.rows,
         "kept_by_place": [n / d.rounds for n in d.accepted_per_position] if d.rounds else [],
         "round_seconds": one.device_seconds / one.rounds,
         "plain_round_seconds": other.device_seconds / other.rounds,
