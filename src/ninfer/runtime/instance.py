@@ -42,9 +42,9 @@ class Instance:
     overlap: bool
     cache: CacheSettings
     costs: CostModel
-    prices: Prices | None
     close: Callable[[], None]
     bandwidth: Callable[[], float]
+    prices: Prices | None = None
 
 
 def open_instance(artifact: str | bytes | os.PathLike[Any] | ArtifactSource, options: EngineOptions) -> Instance:
