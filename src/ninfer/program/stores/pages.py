@@ -62,17 +62,14 @@ class DevicePagePool:
         self._leased[page] = True
         return PageLease(self.kind, page, self._generation[page])
 
-    def dematerialize(self, lease: PageLease, reservation: PageReservation) -> None:
-        """Turn a page back into one unit of the reservation. ``available`` does not change."""
-        if not reservation.live:
-            raise InvariantError(f"{self.kind.name}: a page was returned to a cancelled reservation")
-        self._take_back(lease)
-        reservation.units += 1
-        self.reserved += 1
-
     def release(self, lease: PageLease) -> None:
         """Return a page to the pool."""
-        self._take_back(lease)
+        page = lease.page
+        if lease.pool is not self.kind or not self._leased[page] or self._generation[page] != lease.generation:
+            raise InvariantError(f"{lease} is not a live lease of {self.kind.name}")
+        self._leased[page] = False
+        self.allocated -= 1
+        heapq.heappush(self._free, page)
 
     def cancel(self, reservation: PageReservation) -> None:
         """Return the reservation's remaining units to the pool; the reservation is dead afterwards."""
@@ -81,11 +78,3 @@ class DevicePagePool:
         self.reserved -= reservation.units
         reservation.units = 0
         reservation.live = False
-
-    def _take_back(self, lease: PageLease) -> None:
-        page = lease.page
-        if lease.pool is not self.kind or not self._leased[page] or self._generation[page] != lease.generation:
-            raise InvariantError(f"{lease} is not a live lease of {self.kind.name}")
-        self._leased[page] = False
-        self.allocated -= 1
-        heapq.heappush(self._free, page)

@@ -141,19 +141,6 @@ class KVStore:
                 page.writer = None
         s.committed = tokens
 
-    def truncate_mapped(self, space: Handle, tokens: int) -> int:
-        """Unmap pages beyond ``max(committed, tokens)`` back into the reservation; returns how many."""
-        s = self.spaces.get(space)
-        if s.reservation is None:
-            raise InvariantError(f"{self.kind.name}: {space} is not active")
-        keep = pages(max(s.committed, tokens))
-        dropped = s.blocks[keep:]
-        del s.blocks[keep:]
-        for block in reversed(dropped):
-            self.pool.dematerialize(self._lease(block), s.reservation)
-            self.pages.remove(block)
-        return len(dropped)
-
     def deactivate(self, space: Handle, keep: int) -> None:
         """End an active space's guarantee and keep its first ``keep`` committed tokens."""
         s = self.spaces.get(space)
