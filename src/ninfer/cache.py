@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import attrs
 
+from ninfer.errors import InvalidRequest
 from ninfer.runtime.core import EngineCore
 from ninfer.runtime.worker import Worker
 
@@ -83,6 +84,16 @@ class ContextCache:
         Errors: EngineClosed, EngineFailed.
         """
         return self._core.ask(lambda worker: worker.release_all()).result()
+
+    def demote(self, session: str | None = None) -> int:
+        """Move what is kept of a session, or everything, to host memory, as far as that has room; returns how many
+        entries moved. What active requests use stays as it is. Waits for the copies.
+
+        Errors: InvalidRequest("session"), EngineClosed, EngineFailed.
+        """
+        if session is not None and not isinstance(session, str):
+            raise InvalidRequest(f"expected a name or None, got {session!r}", field="session")
+        return self._core.ask(lambda worker: worker.demotion.ask(session)).result().result()
 
     def map(self) -> MemoryMap:
         """What is kept now, the most recently used first. Waits for the worker. Errors: EngineClosed, EngineFailed."""

@@ -259,3 +259,52 @@ def test_reports_are_plain_numbers(fresh):
     assert context.reused_tokens > 0
     assert sum(context.hits.values()) > 0
     json.dumps({name: dict(v) for name in ("hits", "misses", "tiers", "bytes") if (v := getattr(context, name))})
+
+
+@pytest.fixture
+def hosted():
+    cache = CacheOptions(device_state_slots=8, host_state_slots=8, host_kv_bytes=64 << 20)
+    with ninfer.Engine(TINY, max_context=1024, max_concurrency=2, progress=False, cache=cache) as engine:
+        yield engine
+
+
+def test_histories_are_moved_to_host_memory_when_asked(hosted):
+    prompts = {name: chat(f"Where is {name}?") for name in ("Ada", "Bo")}
+    for name, prompt in prompts.items():
+        ask(hosted, prompt, session=name)
+    running = hosted.submit(
+        chat("Tell me a story."), max_tokens=300, sampling=GREEDY, ignore_eos=True, cache="disabled"
+    )
+    next(event for event in running if isinstance(event, ninfer.Delta))
+    assert hosted.cache.demote("Ada") == 1
+    entries = {entry.session: entry for entry in hosted.cache.map().entries}
+    assert {point.tier for point in entries["Ada"].points} == {"host"}
+    assert {point.tier for point in entries["Bo"].points} == {"device"}
+    assert hosted.cache.demote() >= 1
+    assert hosted.cache.demote() == 0, "there is nothing left on the device"
+    assert hosted.stats().memory["pages.main.used"] < 20, "what the running request has"
+    for name, prompt in prompts.items():
+        up = hosted.stats().context.bytes.get("h2d", 0)
+        warm = ask(hosted, prompt, session=name)
+        assert warm.usage.cached_tokens > 0
+        assert hosted.stats().context.bytes["h2d"] > up
+        same(warm, cold(hosted, prompt))
+    assert len(running.result().token_ids) == 300
+
+
+def test_without_room_in_host_memory_histories_stay(fresh):
+    ask(fresh, chat("Where is Ada?"))
+    assert fresh.cache.demote() == 0
+    assert all(point.tier == "device" for entry in fresh.cache.map().entries for point in entry.points)
+    with pytest.raises(ninfer.InvalidRequest) as caught:
+        fresh.cache.demote(3)
+    assert caught.value.field == "session"
+
+
+def test_closing_answers_whoever_waits_for_a_move(hosted, monkeypatch):
+    ask(hosted, chat("Where is Ada?"))
+    monkeypatch.setattr(type(hosted._core._worker.demotion), "attempt", lambda self: None)
+    asked = hosted._core.ask(lambda worker: worker.demotion.ask(None)).result()
+    hosted.close()
+    with pytest.raises(ninfer.EngineClosed):
+        asked.result(timeout=0)

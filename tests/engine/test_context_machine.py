@@ -73,6 +73,7 @@ class ContextMachine(RuleBasedStateMachine):
         self.requests: dict[int, PreparedRequest] = {}
         self.handles: list[tuple[TokenPrompt, ninfer.GenerationHandle, str]] = []
         self.checked: set[int] = set()
+        self.wishes = []
         self.first = self.program.audit()
         options = CacheOptions(max_continuations=kept, max_shared_prefixes=shared, aging_window=3, anchor_gap=64)
         machine = self
@@ -190,6 +191,11 @@ class ContextMachine(RuleBasedStateMachine):
     def a_copy_fails(self, where, late):
         (self.device.late_faults if late else self.device.faults)[where] = 0
 
+    @rule(session=st.sampled_from([None, "a", "b"]), then=st.sampled_from([0, 1, 5, 20]))
+    def demote(self, session, then):
+        self.wishes.append(self.engine._core.ask(lambda worker: worker.demotion.ask(session)))
+        self.step(1 + then)
+
     @rule()
     def clear(self):
         answer = self._ask(lambda worker: worker.release_all())
@@ -238,6 +244,7 @@ class ContextMachine(RuleBasedStateMachine):
             if not self.engine._core.step() and not self.worker.resources.open:
                 break
         assert all(handle.done for _, handle, _ in self.handles)
+        assert all(wish.result(timeout=0).result(timeout=0) >= 0 for wish in self.wishes)
         self.every_answer_is_what_its_prompt_says()
         answer = self.engine._core.ask(lambda worker: worker.release_all())
         self.engine._core.step()

@@ -16,7 +16,7 @@ from ninfer.runtime.metrics import Metrics
 from ninfer.runtime.outbox import Outbox
 from ninfer.runtime.record import Ending, RequestRecord, RequestState
 from ninfer.runtime.requests import Requests, stop_reason
-from ninfer.runtime.resources import Adoption, Captured, ResourceManager
+from ninfer.runtime.resources import Adoption, Outcome, ResourceManager
 from ninfer.runtime.scheduler import AdmissionEpoch, Attempt, Scheduler
 
 log = logging.getLogger("ninfer")
@@ -169,7 +169,7 @@ class Admission:
         elif record.state is RequestState.CAPTURE:
             record.state = RequestState.PREFILL
 
-    def _follow(self, outcome: Adoption | Captured | str, now: float) -> None:
+    def _follow(self, outcome: Outcome | str, now: float) -> None:
         """What a started or advanced transaction has led to."""
         if isinstance(outcome, str):
             return

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ninfer.context import AdoptionTicket, Candidate, CaptureOffer, CaptureSkip, PrefillWork, ResourcePlan, Shortage
+from ninfer.context import (
+    AdoptionTicket,
+    Candidate,
+    CaptureOffer,
+    CaptureSkip,
+    OwnerLevel,
+    PrefillWork,
+    ResourcePlan,
+    Shortage,
+    Target,
+)
 from ninfer.contract import Handle, PreparedRequest, ProgramPort
 from ninfer.runtime.captures import PlannedCapture
 from ninfer.runtime.catalogue import PRIVATE, SHARED, Catalogue
@@ -24,17 +34,23 @@ class Planned:
     """A sealed plan of this boundary.
 
     Of a materialization: its request, its source and how many checkpoints the prompt's digests suggested. Of a capture:
-    what it makes.
+    what it makes. A demotion has no lane.
     """
 
     plan: ResourcePlan
     ticket: AdoptionTicket
-    lane: int
+    lane: int | None
     diagnostics: Diagnostics
     request: PreparedRequest | None = None
     source: Candidate | None = None
     listed: int = 0
     offer: CaptureOffer | None = None
+
+    @property
+    def row(self) -> int:
+        """The lane of what has one."""
+        assert self.lane is not None
+        return self.lane
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +106,24 @@ class Chooser:
             return self.capture(row, index, own, places)
         return "capacity"
 
+    def demotion(self, session: str | None) -> Planned | None:
+        """How to move what a session has left on the device, or everything, to host memory, the most recently used
+        first as far as there is room; None where there is nothing to move."""
+        entries = [e for e in self.catalogue if e.hold is None and (session is None or e.session == session)]
+        on_device = [e.owner for e in entries if self.program.summary(e.owner).device_bytes]
+        question = self.program.open_demotion(on_device)
+        levels = [0] * len(on_device)
+        for v in sorted(range(len(levels)), key=lambda v: self.catalogue.age(self.catalogue.get(on_device[v]))):
+            ladder = question.ladder(0, v)
+            away = next((n for n, level in enumerate(ladder) if _away(level) and level.kept == ladder[0].kept), 0)
+            trial = [*levels[:v], away, *levels[v + 1 :]]
+            if question.assess(Target(0, tuple(trial))).feasible:
+                levels = trial
+        if not any(levels):
+            return None
+        sealed = question.seal(Target(0, tuple(levels)))
+        return Planned(sealed, _ticket(sealed), None, Diagnostics("no_pressure"))
+
     def _victims(self) -> tuple[Handle, ...]:
         return tuple([entry.owner for entry in self.catalogue])
 
@@ -101,6 +135,11 @@ class Chooser:
         spared = self.costs.prefill_ns(PrefillWork(1, gap, pairs(row.reused, gap)))
         retention = Retention.SHARED_STABLE if offer.shared else retention_of(row.request)
         return retention.value * ONE * spared
+
+
+def _away(level: OwnerLevel) -> bool:
+    """Whether nothing of an owner needs to be on the device."""
+    return not level.device_states and not any(level.device_pages)
 
 
 def _ticket(sealed: ResourcePlan) -> AdoptionTicket:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Literal
 
-from ninfer.context import CheckpointKind, ResourceResult, Shortage, StartStatus, TransactionKind, TransactionStatus
+from ninfer.context import CheckpointKind, ResourceResult, Shortage, StartStatus, TransactionStatus
 from ninfer.contract import Handle, PreparedRequest, ProgramPort, SequenceHandle
 from ninfer.errors import InvariantError
 from ninfer.runtime.captures import Demand, PlannedCapture, plan_captures
@@ -41,6 +41,15 @@ class Captured:
     """A capture has ended, with a checkpoint or without."""
 
     lane: int
+
+
+@dataclass(frozen=True, slots=True)
+class Demoted:
+    """Histories are in host memory."""
+
+
+Outcome = Adoption | Captured | Demoted
+"""Of a committed transaction."""
 
 
 class ResourceManager:
@@ -116,26 +125,26 @@ class ResourceManager:
         lanes = sum(lane.state is not LaneState.FREE for lane in self._lanes) - len(donors) + (extra is not None)
         return lanes < len(self._lanes) and self._program.prove_backfill(head, donors, extra)
 
-    def start(self, planned: Planned) -> Adoption | Captured | Literal["started", "refused"]:
+    def start(self, planned: Planned) -> Outcome | Literal["started", "refused"]:
         """Start a plan of this boundary. A stale or refused one leaves everything as it was."""
         if self._open is not None:
             raise InvariantError("a resource transaction is already open")
-        index, request = planned.lane, planned.request
-        lane = self._lanes[index]
-        if request is not None and lane.state is not LaneState.FREE:
-            raise InvariantError(f"plan {planned.plan.id} names no free lane")
+        request = planned.request
         if request is not None:
+            lane = self._lanes[planned.row]
+            if lane.state is not LaneState.FREE:
+                raise InvariantError(f"plan {planned.plan.id} names no free lane")
             lane.state, lane.request = LaneState.MATERIALIZING, request
         if self._program.start(planned.plan, planned.ticket) is not StartStatus.STARTED:
             if request is not None:
-                self._lanes[index] = Lane()
+                self._lanes[planned.row] = Lane()
             return "refused"
         self._open = planned
         self.transaction_version += 1
         outcome = self.progress()
         return "started" if outcome is None or isinstance(outcome, str) else outcome
 
-    def progress(self) -> Adoption | Captured | Literal["failed"] | None:
+    def progress(self) -> Outcome | Literal["failed"] | None:
         """Commit and adopt the open transaction if its copies are done; "failed" when one of them did not happen, and
         it must be aborted. Never blocks."""
         planned = self._require_open()
@@ -148,7 +157,13 @@ class ResourceManager:
             raise InvariantError("the open resource transaction is unknown to Program")
         result = self._program.commit_transaction()
         self._check(planned, result, committed=True)
-        return self._adopt_sequence(planned, result) if planned.request else self._adopt_capture(planned, result)
+        if planned.request is not None:
+            return self._adopt_sequence(planned, result)
+        if planned.offer is not None:
+            return self._adopt_capture(planned, result)
+        self._adopt_owners(planned, result)
+        self._closed()
+        return Demoted()
 
     def abort(self) -> None:
         """Abort the open transaction and adopt what Program says became of it."""
@@ -157,7 +172,7 @@ class ResourceManager:
         self._check(planned, result, committed=False)
         self._adopt_owners(planned, result)
         if planned.request is not None:
-            self._lanes[planned.lane] = Lane()
+            self._lanes[planned.row] = Lane()
             self.lane_version += 1
         self._closed()
 
@@ -169,6 +184,10 @@ class ResourceManager:
         if self._open is not None or lane.sequence is None or lane.state is not LaneState.ACTIVE:
             return "transaction"
         return self._choose.capture(lane, index, capture, self._shared_places())
+
+    def plan_demotion(self, session: str | None) -> Planned | None:
+        """How to move a session's histories, or all, to host memory; None where none can be. Changes nothing."""
+        return self._choose.demotion(session)
 
     # -- the end of a request --------------------------------------------------------------------------------------
 
@@ -266,13 +285,11 @@ class ResourceManager:
 
     def _check(self, planned: Planned, result: ResourceResult, *, committed: bool) -> None:
         """Validate a result completely before anything is adopted."""
-        kind = TransactionKind.MATERIALIZE if planned.request is not None else TransactionKind.CAPTURE
-        lane = self._lanes[planned.lane]
         answers = (
             result.transaction == planned.ticket.transaction
-            and result.kind is kind
+            and result.kind is planned.plan.kind
             and result.committed is committed
-            and (planned.request is None or lane.state is LaneState.MATERIALIZING)
+            and (planned.request is None or self._lanes[planned.row].state is LaneState.MATERIALIZING)
             and (result.sequence is not None) == (committed and planned.request is not None)
             and {outcome.owner for outcome in result.owners} == set(planned.ticket.claimed)
         )
@@ -289,7 +306,7 @@ class ResourceManager:
             raise InvariantError("a source was consumed that was not given away")
 
     def _adopt_sequence(self, planned: Planned, result: ResourceResult) -> Adoption:
-        index, request, source, sequence = planned.lane, planned.request, planned.source, result.sequence
+        index, request, source, sequence = planned.row, planned.request, planned.source, result.sequence
         assert request is not None
         assert source is not None
         assert sequence is not None
@@ -325,7 +342,7 @@ class ResourceManager:
         return Adoption(request.id, index, sequence, result.reused_tokens, captures)
 
     def _adopt_capture(self, planned: Planned, result: ResourceResult) -> Captured:
-        index, offer = planned.lane, planned.offer
+        index, offer = planned.row, planned.offer
         assert offer is not None
         self._adopt_owners(planned, result)
         lane = self._lanes[index]

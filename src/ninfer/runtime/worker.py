@@ -16,6 +16,7 @@ from ninfer.contract import Handle, ProgramPort
 from ninfer.errors import NinferError
 from ninfer.runtime.admission import Admission
 from ninfer.runtime.costs import CostModel
+from ninfer.runtime.demotion import Demotion
 from ninfer.runtime.metrics import Metrics
 from ninfer.runtime.outbox import Outbox
 from ninfer.runtime.output import discard_row
@@ -52,6 +53,7 @@ class Worker:
         self._outbox = Outbox(limits.overlap)
         parts = (program, self.resources)
         self.requests = Requests(*parts, self._outbox, self.metrics, self.scheduler.on_ended)
+        self.demotion = Demotion(*parts)
         self.pausing = Pausing(self.requests, self.resources, self.scheduler, limits.pressure)
         self.admission = Admission(
             *parts, self.scheduler, self.requests, self._outbox, self.metrics, self.pausing.relieve
@@ -70,7 +72,9 @@ class Worker:
         begin = time.perf_counter_ns()
         now = self._clock()
         self.admission.end_waiting(now)
-        if self.resources.open:
+        if self.demotion.open:
+            self.demotion.advance()
+        elif self.resources.open:
             self.admission.advance(now)
         self.requests.settle_terminal(now)
         self.requests.stop_active(now)
@@ -79,10 +83,12 @@ class Worker:
             self.resources.drop_holds()
         if self.scheduler.waiting and not self.resources.open:
             self.admission.attempt(now)
+        if self.demotion.waiting and not self.resources.open:
+            self.demotion.attempt()
         unit = self.scheduler.choose(self.active)
         if unit is None:
             self._outbox.deliver()
-            return bool(self.scheduler.waiting) and not self.resources.open
+            return bool(self.scheduler.waiting or self.demotion.waiting) and not self.resources.open
         rows = [row for row in self.active if row.lane in unit.lanes]
         if unit.kind == "decode":
             self._units.decode(rows)
@@ -124,6 +130,7 @@ class Worker:
             _attempt(partial(self._program.discard, sequence_of(row)))
         self.resources.clear()
         self.admission.drop()
+        self.demotion.drop(error)
         self.requests.complete_all(error)
         _attempt(self._outbox.deliver)
 
