@@ -308,3 +308,20 @@ def test_closing_answers_whoever_waits_for_a_move(hosted, monkeypatch):
     hosted.close()
     with pytest.raises(ninfer.EngineClosed):
         asked.result(timeout=0)
+
+
+def test_a_fault_in_planning_a_move_is_its_callers_own(hosted, monkeypatch):
+    ask(hosted, chat("Where is Ada?"))
+    program = hosted._core._worker._program
+
+    def broken(owners):
+        raise ZeroDivisionError
+
+    for count in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr(program, "open_demotion", broken)
+            with pytest.raises(ninfer.RequestAborted):
+                hosted.cache.demote()
+        assert hosted.available, count
+    assert hosted.cache.demote() > 0, "what failed has changed nothing"
+    assert ask(hosted, chat("Where is Ada?")).usage.cached_tokens > 0

@@ -372,4 +372,4 @@ TestEngine.settings = settings(settings.default, stateful_step_count=40, max_exa
 
 class TestEngineDeep(EngineMachine.TestCase):
     pytestmark = pytest.mark.full
-    settings = settings(settings.default, stateful_step_count=120, max_examples=1500)
+    settings = settings(settings.default, stateful_step_count=120, max_examples=2000)

@@ -13,6 +13,7 @@ import pytest
 
 import ninfer
 from ninfer import Chat, OutputConstraint, PauseOutcome, SamplingParams
+from ninfer.constraints.matcher import Matcher
 
 TINY = Path(__file__).parents[2] / "examples" / "tiny" / "tiny.ninfer"
 GREEDY = SamplingParams(temperature=0)
@@ -52,7 +53,7 @@ def test_an_answer_is_the_one_without_a_pause(engine, mode, sampling):
     want = engine.generate(STORY, max_tokens=60, sampling=sampling, logprobs=1)
     before = engine.stats()
     events, result, outcomes = interrupted(engine, STORY, mode, max_tokens=60, sampling=sampling, logprobs=1)
-    assert PauseOutcome.REPLAY if mode == "replay" else PauseOutcome.SNAPSHOT in outcomes
+    assert (PauseOutcome.REPLAY if mode == "replay" else PauseOutcome.SNAPSHOT) in outcomes
     assert result.token_ids == want.token_ids
     assert result.logprobs == want.logprobs
     assert (result.text, result.finish_reason) == (want.text, want.finish_reason)
@@ -85,6 +86,44 @@ def test_a_constraint_is_fed_once(engine, mode):
     assert result.constraint.complete == want.constraint.complete
     if result.finish_reason == "stop":
         jsonschema.Draft202012Validator(schema).validate(json.loads(result.text))
+
+
+@pytest.mark.parametrize("mode", ["snapshot", "replay"])
+def test_a_continued_message_is_fed_once(engine, mode, monkeypatch):
+    """Paused inside the JSON that the caller began: the matcher reads the beginning once, then each token once."""
+    fed: dict[int, list] = {}
+
+    def counted(name):
+        work = getattr(Matcher, name)
+
+        def call(self, *arguments):
+            fed.setdefault(id(self), []).append((name, *arguments))
+            return work(self, *arguments)
+
+        monkeypatch.setattr(Matcher, name, call)
+
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "tags": {"type": "array", "items": {"enum": ["a", "b"]}}},
+        "required": ["name", "tags"], "additionalProperties": False,
+    }  # fmt: skip
+    messages = [
+        {"role": "user", "content": "Who is Ada?"},
+        {"role": "assistant", "content": '{"name":"Ada","tags":["a",'},
+    ]
+    chat = Chat(messages, thinking=False, continue_final=True)
+    options = {"constraint": OutputConstraint.json_schema(schema), "max_tokens": 60, "sampling": WARM}
+    want = engine.generate(chat, **options)
+    for name in ("start", "preview", "commit"):
+        counted(name)
+    _, result, outcomes = interrupted(engine, chat, mode, (1, 2, 3, 4), **options)
+    assert any(outcome in PAUSED for outcome in outcomes)
+    assert result.token_ids == want.token_ids
+    (calls,) = fed.values()
+    assert [call[1] for call in calls if call[0] == "start"] == [messages[1]["content"].encode()]
+    assert [token for name, *rest in calls if name == "preview" for token in rest[0]] == list(result.token_ids)
+    assert result.finish_reason == "stop"
+    jsonschema.Draft202012Validator(schema).validate(result.parsed)
 
 
 def test_a_thinking_budget_goes_on_where_it_was(engine):

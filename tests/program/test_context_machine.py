@@ -33,7 +33,8 @@ from ninfer.program.layout import PoolKind
 from ninfer.program.planning import Session
 
 VOCABULARY = 37
-EXAMPLES = 2000 if os.environ.get("NINFER_HYPOTHESIS_PROFILE") == "full" else 60
+DEEP = os.environ.get("NINFER_HYPOTHESIS_PROFILE") == "full"
+EXAMPLES, WITH_DRAFTS = (2000, 2000) if DEEP else (60, 20)
 PAGE_BYTES = 512
 ENDS = ["go on", "end", "cancel"]
 KINDS = [CheckpointKind.TURN_CLOSURE, CheckpointKind.RESPONSE_REPLAY, CheckpointKind.LONG_ANCHOR]
@@ -510,6 +511,6 @@ class CompanionMachine(ContextMachine):
 TestContext = ContextMachine.TestCase
 TestContext.settings = settings(max_examples=EXAMPLES, stateful_step_count=50)
 TestDrafting = DraftingMachine.TestCase
-TestDrafting.settings = settings(max_examples=max(1, EXAMPLES // 3), stateful_step_count=50)
+TestDrafting.settings = settings(max_examples=WITH_DRAFTS, stateful_step_count=50)
 TestCompanion = CompanionMachine.TestCase
-TestCompanion.settings = settings(max_examples=max(1, EXAMPLES // 3), stateful_step_count=50)
+TestCompanion.settings = settings(max_examples=WITH_DRAFTS, stateful_step_count=50)

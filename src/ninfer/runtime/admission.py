@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable
 from typing import TypeVar
 
 from ninfer.context import Shortage
 from ninfer.contract import ProgramPort, SequenceHandle
-from ninfer.errors import EngineFailed, InvalidRequest, InvariantError, RequestAborted
+from ninfer.errors import InvalidRequest, InvariantError, RequestAborted
 from ninfer.results import GenerationStart
 from ninfer.runtime.choices import Planned
 from ninfer.runtime.metrics import Metrics
 from ninfer.runtime.outbox import Outbox
+from ninfer.runtime.purity import PlanningFault, Purity
 from ninfer.runtime.record import Ending, RequestRecord, RequestState
 from ninfer.runtime.requests import Requests, stop_reason
 from ninfer.runtime.resources import Adoption, Outcome, ResourceManager
 from ninfer.runtime.scheduler import AdmissionEpoch, Attempt, Scheduler
 
-log = logging.getLogger("ninfer")
 T = TypeVar("T")
-
-_MAX_PLANNING_FAULTS = 3
-
-
-class PlanningFault(Exception):
-    """Planning failed before anything had changed. The request it was for has been ended."""
 
 
 class Admission:
@@ -41,6 +34,7 @@ class Admission:
         requests: Requests,
         outbox: Outbox,
         metrics: Metrics,
+        purity: Purity,
         relieve: Callable[[RequestRecord], bool],
     ) -> None:
         self._relieve = relieve
@@ -52,7 +46,7 @@ class Admission:
         self._metrics = metrics
         self._waiting_for: RequestRecord | None = None
         """The request, materializing or standing still for a checkpoint, that the open transaction is about."""
-        self._faults = 0
+        self._purity = purity
 
     # -- the queue -------------------------------------------------------------------------------------------------
 
@@ -181,7 +175,7 @@ class Admission:
             record.state = RequestState.PREFILL
 
     def _activate(self, record: RequestRecord, adoption: Adoption, now: float) -> None:
-        self._faults = 0
+        self._purity.carried_out()
         record.state, record.progressed = RequestState.PREFILL, False
         record.lane, record.sequence, record.captures = adoption.lane, adoption.sequence, adoption.captures
         self._requests.activate(record)
@@ -221,28 +215,19 @@ class Admission:
     # -- purity ----------------------------------------------------------------------------------------------------
 
     def _pure(self, record: RequestRecord, question: Callable[[], T], now: float | None = None) -> T:
-        """Ask something that must change nothing. A fault that kept to it ends this request alone, by PlanningFault;
-        one that did not, and the third in a row, ends the engine.
+        """Ask something that must change nothing. A PlanningFault ends this request alone, and comes out.
 
         ``now``: the request is an active row.
         """
-        before = (self._program.resource_revision, self._program.audit_digest())
         try:
-            return question()
-        except InvalidRequest as refusal:
-            ending = Ending.failed(refusal)
-        except Exception as error:
-            self._faults += 1
-            changed = (self._program.resource_revision, self._program.audit_digest()) != before
-            if changed or isinstance(error, EngineFailed) or self._faults >= _MAX_PLANNING_FAULTS:
-                raise
-            log.error("planning a request failed", exc_info=error)
-            ending = Ending.failed(RequestAborted(f"planning failed: {error!r}", cause=error))
-        if now is not None:
-            self._requests.end(record, ending, now)
-        else:
-            self._requests.complete(record, ending)
-        raise PlanningFault
+            return self._purity.ask(question)
+        except PlanningFault as fault:
+            ending = Ending.failed(fault.error)
+            if now is not None:
+                self._requests.end(record, ending, now)
+            else:
+                self._requests.complete(record, ending)
+            raise
 
     def drop(self) -> None:
         """Forget the queue and the open transaction; Program has been cleaned up."""

@@ -9,15 +9,17 @@ from concurrent.futures import Future
 from ninfer.contract import ProgramPort
 from ninfer.errors import NinferError
 from ninfer.runtime.choices import Planned
+from ninfer.runtime.purity import PlanningFault, Purity
 from ninfer.runtime.resources import ResourceManager
 
 
 class Demotion:
     """Runs at worker boundaries, behind admission, one resource transaction for each wish."""
 
-    def __init__(self, program: ProgramPort, resources: ResourceManager) -> None:
+    def __init__(self, program: ProgramPort, resources: ResourceManager, purity: Purity) -> None:
         self._program = program
         self._resources = resources
+        self._purity = purity
         self._wishes: deque[tuple[str | None, Future[int]]] = deque()
         self._moving: Planned | None = None
 
@@ -41,7 +43,12 @@ class Demotion:
         if self._program.unsettled:
             return
         session, answer = self._wishes[0]
-        planned = self._resources.plan_demotion(session)
+        try:
+            planned = self._purity.ask(lambda: self._resources.plan_demotion(session))
+        except PlanningFault as fault:
+            self._wishes.popleft()
+            answer.set_exception(fault.error)
+            return
         outcome = self._resources.start(planned) if planned is not None else "refused"
         if outcome == "started":
             self._moving = planned

@@ -21,6 +21,7 @@ from ninfer.runtime.metrics import Metrics
 from ninfer.runtime.outbox import Outbox
 from ninfer.runtime.output import discard_row
 from ninfer.runtime.pausing import Pausing
+from ninfer.runtime.purity import Purity
 from ninfer.runtime.record import RequestRecord
 from ninfer.runtime.requests import Requests
 from ninfer.runtime.resources import ResourceManager
@@ -53,10 +54,11 @@ class Worker:
         self._outbox = Outbox(limits.overlap)
         parts = (program, self.resources)
         self.requests = Requests(*parts, self._outbox, self.metrics, self.scheduler.on_ended)
-        self.demotion = Demotion(*parts)
+        purity = Purity(program)
+        self.demotion = Demotion(*parts, purity)
         self.pausing = Pausing(self.requests, self.resources, self.scheduler, limits.pressure)
         self.admission = Admission(
-            *parts, self.scheduler, self.requests, self._outbox, self.metrics, self.pausing.relieve
+            *parts, self.scheduler, self.requests, self._outbox, self.metrics, purity, self.pausing.relieve
         )
         self._units = Units(
             program, limits, self.requests, self.scheduler, self._outbox, self.metrics, clock, self._capture
