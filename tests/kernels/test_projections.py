@@ -114,7 +114,9 @@ def test_embed_and_head_share_a_matrix(device: Any, rng: np.random.Generator, fo
     hidden, used = bf16(rng.normal(size=(3, H))), V - 11
     logits = lab.empty(3, used)
     lab.ops.head(logits, lab.put(hidden, "bf16"), matrix)
-    np.testing.assert_allclose(lab.get(logits), hidden @ exact[:used].T, atol=2e-4)
+    # columns meet integer codes in 16-bit fixed point
+    fixed = format in ("q4_g64_fp16", "q5_g64_fp16", "q6_g64_fp16", "q8_g32_fp16")
+    np.testing.assert_allclose(lab.get(logits), hidden @ exact[:used].T, atol=5e-4 if fixed else 2e-4)
 
 
 def test_final_norm_of_chosen_rows(device: Any, rng: np.random.Generator) -> None:

@@ -117,7 +117,7 @@ class Experts:
 
     def _operands(self, out: int, x: CudaBuffer, padded: int) -> None:
         function = self._device.function("rows", "operands", 0)
-        words = pack(x, None, out, None, 0.0, x.shape[1], padded)
+        words = pack(x, None, out, None, None, 0.0, x.shape[1], padded)
         self._device.launch(function, x.shape[0], 256, words, shared=0, dependent=True)
 
     @staticmethod

@@ -102,38 +102,41 @@ class Products:
         tiles = sum(job.tiles for job in plan.jobs)
         if parts > 1 and (tiles > _TICKETS or tiles * parts * 512 * eights > _ROOM - _OPERANDS):
             return False
-        sums = None
+        codes = sums = None
         if columns > 1 or K % 8:
-            sums = self._operands(x, norm, eps)
-            x, norm = self.room, None
+            x, codes, sums = self._operands(x, norm, eps, [format for format, _ in sizes])
+            norm = None
         jobs, segment, block, ticket = b"", 0, 0, 0
         for job, (table, _) in zip(plan.jobs, tables, strict=True):
             end = segment + len(table) // _SEGMENT
             jobs += pack(*job.words(K, segment, end, ticket, block))
             segment, block, ticket = end, block + job.slices * job.blocks, ticket + job.tiles
         words = pack(
-            x, norm, sums, eps, columns, K, result, len(plan.jobs), plan.warps, 0, scale, self.room.ptr + _OPERANDS,
-            parts, self.tickets,
+            x, norm, sums, codes, eps, columns, K, result, len(plan.jobs), plan.warps, 0, scale,
+            self.room.ptr + _OPERANDS, parts, self.tickets,
         )  # fmt: skip
         words += jobs.ljust(shares.MAX_JOBS * _JOB, b"\0")
         words += b"".join(table for table, _ in tables).ljust(shares.MAX_SEGMENTS * _SEGMENT, b"\0")
-        name, shared = f"stream_{8 * eights}", max(job.shared for job in plan.jobs)
+        most = next(most for most in (4, 8, 16) if columns <= most)
+        name, shared = f"stream_{most}", max(job.shared for job in plan.jobs)
         own = NAMES[sizes[0][0]]
         symbol = name if len(sizes) > 1 or own == "FP32" else f"{name}_{own}"
         self._launch(name, symbol, block, 32 << plan.warps, words, shared)
         return True
 
-    def _operands(self, x: Any, norm: Any, eps: float) -> int:
-        """Columns made ready at the workspace's start, once for all launches; the address of their sums by 64."""
+    def _operands(self, x: Any, norm: Any, eps: float, formats: Sequence[int]) -> tuple[int, int, int]:
+        """Columns made ready at the workspace's start, once for all launches: where those of bf16 are, those in fixed
+        point, and their powers of two."""
         columns, K = x.shape
         padded = -(-K // 128) * 128
-        if columns * padded * (2 + 4 / 64) > _OPERANDS:
+        nbytes = columns * padded * 2
+        if 3 * nbytes > _OPERANDS:
             raise InvariantError(f"{columns} columns of {K} exceed the workspace")
-        sums: int = self.room.ptr + columns * padded * 2
-        self._launch(
-            "rows", "operands", columns, min(512, padded // 4), pack(x, norm, self.room, sums, eps, K, padded), 0
-        )
-        return sums
+        coded = [format in shares.CODED for format in formats]
+        plain, codes, sums = (self.room.ptr + i * nbytes for i in range(3))
+        outs = (None if all(coded) else plain, codes if any(coded) else None, sums)
+        self._launch("rows", "operands", columns, min(512, padded // 4), pack(x, norm, *outs, eps, K, padded), 0)
+        return plain, codes, sums
 
     def _wides(self, result: int, steps: list[Step], x: Any, norm: Any, eps: float, scale: Any, scratch: Any) -> None:
         """A launch a format and for as many columns as fit; what does not fit the workspace is decoded whole."""
@@ -163,7 +166,7 @@ class Products:
         words = pack(x, norm, self.room, sums, eps, columns, K, padded, plan.columns, int(halves), bias)
         self._launch("rows", "panels", columns, min(512, padded // 8), words, 2 * padded)
         words = pack(
-            self.room, None, sums, eps, columns, K, result, 1, plan.warps, plan.stages, scale,
+            self.room, None, sums, None, eps, columns, K, result, 1, plan.warps, plan.stages, scale,
             self.room.ptr + _OPERANDS, job.parts, self.tickets,
         )  # fmt: skip
         words += pack(*job.words(K, 0, len(table) // _SEGMENT, 0, 0, plan.warps)).ljust(shares.MAX_JOBS * _JOB, b"\0")

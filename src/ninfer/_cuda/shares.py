@@ -21,8 +21,11 @@ CHUNK_COLUMNS = (64, 64, 256, 256, 256, 128, 256, 128)
 CHUNK_BYTES = (2048, 4096, 2176, 2688, 3200, 2176, 2304, 2048)
 """Of 16 rows, by format."""
 
+CODED = range(2, 6)
+"""Formats of integer codes, which meet few columns in fixed point (``kernels/codes.cuh``)."""
+
 BIAS = (0, 0, 136, 144, 160, 0, 0, 0)
-"""What codes are too large by when they are multiplied."""
+"""What codes are too large by when many columns are multiplied with them, as bf16."""
 
 _FEW = (6, 3)
 """Chunks of a warp that are few: read as they are, or decoded with more work."""
@@ -69,7 +72,7 @@ def plan(sizes: Sequence[tuple[int, int]], columns: int, K: int, blocks: int, li
         jobs = _jobs(sizes, columns, K, blocks, limit, 1 << warps)
         if jobs is None:
             continue
-        if warps > FEW_WARPS and all(job.run < (_FEW[BIAS[job.format] > 0] << warps) for job in jobs):
+        if warps > FEW_WARPS and all(job.run < (_FEW[job.format in CODED] << warps) for job in jobs):
             continue
         return Plan(jobs, warps)
     return None
@@ -116,12 +119,16 @@ def _job(format: int, tiles: int, columns: int, K: int, blocks: int, room: int, 
 
 
 def shared_bytes(format: int, columns: int, slice: int, warps: int) -> int:
-    """Shared memory of a block: columns, their sums, and what each warp has on its way and to add up."""
+    """Shared memory of a block: columns, their powers of two, and what each warp has on its way and to add up."""
     eights, width = 1 + (columns > 8), CHUNK_COLUMNS[format]
     size = -(-slice // width) * width
-    shift = -(-size // 64 * 8 * eights // 32) * 32 if BIAS[format] else 0
-    x = -(-columns * (2 * size + 80) // 128) * 128
-    return x + 4 * shift + warps * (512 * eights + STAGES * CHUNK_BYTES[format])
+    x = _padded(columns * (2 * size + (128 if format in CODED else 80)))
+    powers = _padded(size // 16 * columns) if format in CODED else 0
+    return x + powers + warps * (512 * eights + STAGES * CHUNK_BYTES[format])
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // 128) * 128
 
 
 @dataclass(frozen=True, slots=True)

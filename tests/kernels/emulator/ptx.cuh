@@ -165,11 +165,14 @@ DEVICE u32 fma2(u32 a, u32 b, u32 c) {
     return one(a & 0xFFFF, b & 0xFFFF, c & 0xFFFF) | one(a >> 16, b >> 16, c >> 16) << 16;
 }
 DEVICE u32 and_xor(u32 a, u32 b, u32 c) { return a & b ^ c; }
+DEVICE u32 and_or(u32 a, u32 b, u32 c) { return a & b | c; }
 DEVICE float from_half(u16 v) {
     int e = v >> 10 & 31, m = v & 1023;
     float f = e == 0 ? std::ldexp((float)m, -24) : e == 31 ? (m ? NAN : INFINITY) : std::ldexp((float)(m + 1024), e - 25);
     return v >> 15 ? -f : f;
 }
+DEVICE float low_half(u32 v) { return from_half((u16)v); }
+DEVICE float high_half(u32 v) { return from_half((u16)(v >> 16)); }
 DEVICE u16 to_half(float v) {  // of a number >= 0
     if (v == 0.0f) return 0;
     int e;
@@ -231,6 +234,17 @@ DEVICE void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
 DEVICE void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1, float c0, float c1, float c2, float c3) {
     d[0] = c0, d[1] = c1, d[2] = c2, d[3] = c3;
     mma(d, a0, a1, a2, a3, b0, b1);
+}
+DEVICE void mma(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    u32 words[6] = {a0, a1, a2, a3, b0, b1};
+    auto all = emulator::exchange(words, 6);
+    int lane = thread() % 32, g = lane / 4, t = lane % 4;
+    auto byte = [](u32 word, int i) { return (int)(signed char)(word >> 8 * i); };
+    for (int i = 0; i < 4; ++i) {
+        int row_high = i / 2, column = 2 * t + i % 2;
+        for (int k = 0; k < 32; ++k)
+            c[i] += byte(all[4 * g + k % 16 / 4][row_high + 2 * (k / 16)], k % 4) * byte(all[4 * column + k % 16 / 4][4 + k / 16], k % 4);
+    }
 }
 DEVICE void tiles(u32 (&r)[4], const void* row, bool transposed) {
     emulator::aligned(row, 16, "load_tiles from a misaligned address");

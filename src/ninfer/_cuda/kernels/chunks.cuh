@@ -147,74 +147,24 @@ template <int F> DEVICE void chunk_pairs(u32 (&p)[2][4], const u8* stage, int ro
     }
 }
 
-// Byte in a group of 64 operands of the eight that lane t multiplies with its codes' eight j.
-template <int F> DEVICE int operand_place(int j, int t) { return Traits<F>::group == 32 && Traits<F>::scaled ? 64 * j + 16 * t : 32 * t + 16 * j; }
-
-// sum[n] += 16 rows of the stage times eight columns: c0, c1 of row lane/4 and columns 2*(lane%4), + 1; c2, c3 of row + 8.
-// x[n]: the lane's column, at the chunk. shift[8 NT] a group: -BIAS times the columns' sums, from the lane's columns on.
-template <int F, int NT>
-DEVICE void multiply_chunk(float (&sum)[NT][4], const u8* stage, const u8* const (&x)[NT], const float* shift, int lane) {
+// sum[n] += 16 rows of the stage times eight columns of bf16: c0, c1 of row lane/4 and columns 2*(lane%4), + 1; c2, c3 of
+// row + 8. x[n]: the lane's column, at the chunk.
+template <int F, int NT> DEVICE void multiply_chunk(float (&sum)[NT][4], const u8* stage, const u8* const* x, int lane) {
     using C = Chunk<F>;
-    using T = Traits<F>;
     const int g = lane / 4, t = lane % 4;
-    if constexpr (T::scaled) {
-        u64 scales[2];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) scales[i] = *(const u64*)(stage + C::scale_offset + 8 * (8 * i + g));
-        // two groups at once and the halves of each apart: a product takes long, but others need not wait for it
+    for (int u = 0; u < C::groups; ++u)
 #pragma unroll
-        for (int u = 0; u < C::groups; u += 2) {
-            u32 r[2][2][4], s[2][2][4];
+        for (int part = 0; part < (F == FP32 ? 2 : 1); ++part) {
+            u32 r[2][4], s[2][4];
+            chunk_pairs<F>(r, stage, g, u, t, part), chunk_pairs<F>(s, stage, 8 + g, u, t, part);
 #pragma unroll
-            for (int i = 0; i < 2; ++i) chunk_pairs<F>(r[i], stage, g, u + i, t, 0), chunk_pairs<F>(s[i], stage, 8 + g, u + i, t, 0);
+            for (int n = 0; n < NT; ++n)
 #pragma unroll
-            for (int n = 0; n < NT; ++n) {
-                Word4 b[2][2];
-                float own[2][2][4];
-#pragma unroll
-                for (int i = 0; i < 2; ++i)
-#pragma unroll
-                    for (int j = 0; j < 2; ++j) {
-                        b[i][j] = *(const Word4*)(x[n] + 128 * (u + i) + operand_place<F>(j, t));
-                        Float2 c = {0, 0};
-                        if (BIAS<F> && j == 0) c = *(const Float2*)(shift + 8 * (NT * (u + i) + n));
-                        mma(own[i][j], r[i][j][0], s[i][j][0], r[i][j][1], s[i][j][1], b[i][j].x, b[i][j].y, c.x, c.y, c.x, c.y);
-                    }
-#pragma unroll
-                for (int i = 0; i < 2; ++i)
-#pragma unroll
-                    for (int j = 0; j < 2; ++j) mma(own[i][j], r[i][j][2], s[i][j][2], r[i][j][3], s[i][j][3], b[i][j].z, b[i][j].w);
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    constexpr int parts = F == Q8 ? 2 : 1;  // scales of a group
-                    if (parts == 1)
-#pragma unroll
-                        for (int e = 0; e < 4; ++e) own[i][0][e] += own[i][1][e];
-#pragma unroll
-                    for (int j = 0; j < parts; ++j) {
-                        const int at = 16 * (parts * (u + i) + j);
-                        const float upper = from_half((u16)(scales[0] >> at)), lower = from_half((u16)(scales[1] >> at));
-                        sum[n][0] += upper * own[i][j][0], sum[n][1] += upper * own[i][j][1];
-                        sum[n][2] += lower * own[i][j][2], sum[n][3] += lower * own[i][j][3];
-                    }
+                for (int j = 0; j < 2; ++j) {
+                    const Word4 b = *(const Word4*)(x[n] + 128 * u + 32 * t + 16 * j);
+                    mma(sum[n], r[j][0], s[j][0], r[j][1], s[j][1], b.x, b.y);
+                    mma(sum[n], r[j][2], s[j][2], r[j][3], s[j][3], b.z, b.w);
                 }
-            }
         }
-    } else {
-#pragma unroll
-        for (int u = 0; u < C::groups; ++u)
-#pragma unroll
-            for (int part = 0; part < (F == FP32 ? 2 : 1); ++part) {
-                u32 r[2][4], s[2][4];
-                chunk_pairs<F>(r, stage, g, u, t, part), chunk_pairs<F>(s, stage, 8 + g, u, t, part);
-#pragma unroll
-                for (int n = 0; n < NT; ++n)
-#pragma unroll
-                    for (int j = 0; j < 2; ++j) {
-                        const Word4 b = *(const Word4*)(x[n] + 128 * u + operand_place<F>(j, t));
-                        mma(sum[n], r[j][0], s[j][0], r[j][1], s[j][1], b.x, b.y);
-                        mma(sum[n], r[j][2], s[j][2], r[j][3], s[j][3], b.z, b.w);
-                    }
-            }
-    }
 }

@@ -84,6 +84,18 @@ DEVICE float from_half(u16 v) {
     return r;
 }
 
+// Either half of two.
+DEVICE float low_half(u32 v) {
+    float r;
+    asm("{\n\t.reg .b16 l, h;\n\tmov.b32 {l, h}, %1;\n\tcvt.f32.f16 %0, l;\n\t}" : "=f"(r) : "r"(v));
+    return r;
+}
+DEVICE float high_half(u32 v) {
+    float r;
+    asm("{\n\t.reg .b16 l, h;\n\tmov.b32 {l, h}, %1;\n\tcvt.f32.f16 %0, h;\n\t}" : "=f"(r) : "r"(v));
+    return r;
+}
+
 DEVICE u16 to_half(float v) {
     u16 r;
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r) : "f"(v));
@@ -113,6 +125,13 @@ DEVICE float reciprocal(float v) {
 DEVICE float inverse_root(float v) {
     float r;
     asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+    return r;
+}
+
+// a & b | c
+DEVICE u32 and_or(u32 a, u32 b, u32 c) {
+    u32 r;
+    asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
     return r;
 }
 
@@ -163,6 +182,14 @@ DEVICE void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1, f
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
         : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(c0), "f"(c1), "f"(c2), "f"(c3));
+}
+
+// c[16 x 8] += a[16 x 32] b[32 x 8] in bytes, signed. With g = lane/4, t = lane%4: a0 = row g, columns 4t .. 4t+3; a1 = row
+// g+8; a2, a3 = the same at columns + 16; b0 = rows 4t .. 4t+3 of column g; b1 = rows + 16; c as above.
+DEVICE void mma(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
 // c[n][16 rows x 8] += a[16 x 16] b[16 x 8 N8] for each warp of four, b in shared memory as [k / 8][8 N8 columns][8] bf16.

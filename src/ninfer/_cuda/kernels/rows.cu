@@ -1,5 +1,5 @@
 // One row at a time: embedding, norms, weights decoded for a dense product, and the activation between two of them.
-#include "products.cuh"
+#include "codes.cuh"
 
 struct Embed {
     const int* tokens;
@@ -142,13 +142,14 @@ KERNEL(gather, Move, 256, 1) {
 struct Operands {
     const u16* x;
     const u16* norm;
-    u8* out;  // [columns, padded] bf16
-    float* sums;  // [columns, padded / 64]: of out by 64; or null
+    u8* out;      // [columns, padded] bf16, or null
+    u8* codes;    // [columns, 2, padded], or null
+    float* powers;  // [columns, padded / 64] of codes
     double eps;
     i64 K, padded;
 };
 
-// One block a column: norm1(x, norm), or x, in operand order and padded with zeros to a multiple of 128.
+// One block a column: norm1(x, norm), or x, padded with zeros to a multiple of 128, in operand order and in fixed point.
 KERNEL(operands, Operands, 512, 1) {
     __shared__ float room[32];
     release_successors();
@@ -166,18 +167,19 @@ KERNEL(operands, Operands, 512, 1) {
         }
         inverse = 1.0f / sqrtf(sum_block(square, room) / K + (float)a.eps);
     }
-    u8* out = a.out + (i64)block_x() * a.padded * 2;
     for (int first = 0; first < a.padded; first += 8 * threads()) {
         const int k = first + 8 * thread();
         const Word4 v = normed8(x, a.norm, k, K, inverse);
-        if (k < a.padded) *(Word4*)(out + 2 * k) = operand_order(v);
-        if (a.sums) {
-            float f[8];
+        if (a.out && k < a.padded) *(Word4*)(a.out + ((i64)block_x() * a.padded + k) * 2) = operand_order(v);
+        if (a.codes) {
+            float f[8], scale;
+            u64 high, low;
             unpack8(f, v);
-            float sum = ((f[0] + f[1]) + (f[2] + f[3])) + ((f[4] + f[5]) + (f[6] + f[7]));
-#pragma unroll
-            for (int mask = 1; mask < 8; mask *= 2) sum += shuffle_xor(sum, mask);
-            if (thread() % 8 == 0 && k < a.padded) a.sums[block_x() * (a.padded / 64) + k / 64] = sum;
+            fix8(high, low, scale, f);
+            if (k >= a.padded) continue;
+            u8* own = a.codes + (i64)block_x() * 2 * a.padded + k;
+            *(u64*)own = high, *(u64*)(own + a.padded) = low;
+            if (k % 64 == 0) a.powers[block_x() * (a.padded / 64) + k / 64] = scale;
         }
     }
 }

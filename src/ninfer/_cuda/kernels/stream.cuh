@@ -3,17 +3,27 @@
 // The chunks of all tiles, one after another, are cut into an even run a warp. A warp keeps the next chunks of its run on
 // their way, across tiles, and waits for no other; what it has of tiles that others share in is added up at the end.
 #pragma once
+#include "codes.cuh"
 #include "sums.cuh"
 
-// One column of K elements, a multiple of 8: elements [begin, begin + size), times 1 + norm, in operand order; shift[size /
-// 64][8 NT]: -bias times their sums by 64. The norm's own factor is left to the end: squares[warp] add up to its square.
-template <int NT> DEVICE void put_column(const Stream& a, u8* x, float* shift, float* squares, int begin, int size, float bias) {
-    const int K = (int)a.K, end = a.norm ? maximum(K, begin + size) : begin + size;
+// A block's columns [begin, begin + size) in shared memory, as its format meets them.
+struct Columns {
+    u8* x;         // [columns][stride] bf16, or high and low bytes in turn
+    float* power;  // [columns][size / 64], of high and low bytes
+    int begin, size, stride;
+    bool coded;
+    float factor;
+};
+
+// One column of K elements, a multiple of 8, times 1 + norm. The norm's own factor is left to the end: squares[warp] add up
+// to its square.
+DEVICE void put_column(const Stream& a, const Columns& c, float* squares) {
+    const int K = (int)a.K, end = a.norm ? maximum(K, c.begin + c.size) : c.begin + c.size;
     float square = 0;
 #pragma unroll 1
-    for (int first = a.norm ? 0 : begin; first < end; first += 8 * threads()) {
-        const int k = first + 8 * thread();
-        const bool inside = k >= begin && k < begin + size;
+    for (int first = a.norm ? 0 : c.begin; first < end; first += 8 * threads()) {
+        const int k = first + 8 * thread(), at = k - c.begin;
+        const bool inside = at >= 0 && at < c.size;
         Word4 v = {0, 0, 0, 0}, w = {0, 0, 0, 0};
         if (k < K) {
             v = *(const Word4*)(a.x + k);
@@ -21,66 +31,132 @@ template <int NT> DEVICE void put_column(const Stream& a, u8* x, float* shift, f
         }
         float f[8], g[8];
         unpack8(f, v), unpack8(g, w);
-        float sum = 0;
 #pragma unroll
         for (int i = 0; i < 8; ++i) square += f[i] * f[i], f[i] *= 1.0f + g[i];
         v = {pack(f[0], f[1]), pack(f[2], f[3]), pack(f[4], f[5]), pack(f[6], f[7])};
+        if (!c.coded) {
+            if (inside) *(Word4*)(c.x + 2 * at) = operand_order(v);
+            continue;
+        }
         unpack8(f, v);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) sum += f[i];
-#pragma unroll
-        for (int mask = 1; mask < 8; mask *= 2) sum += shuffle_xor(sum, mask);
+        u64 high, low;
+        float scale;
+        fix8(high, low, scale, f);
         if (inside) {
-            *(Word4*)(x + 2 * (k - begin)) = operand_order(v);
-            if (bias != 0 && thread() % 8 == 0) shift[(k - begin) / 64 * 8 * NT] = -bias * sum;
+            *(u64*)(c.x + at) = high, *(u64*)(c.x + c.stride + at) = low;
+            if (at % 64 == 0) c.power[at / 64] = c.factor * scale;
         }
     }
     square = sum_warp(square);
     if (thread() % 32 == 0) squares[thread() / 32] = square;
 }
 
-// Several columns, made ready before: elements [begin, begin + size) of each, `stride` bytes apart, and their shifts.
-template <int NT> DEVICE void put_columns(const Stream& a, u8* x, float* shift, int begin, int size, int stride, float bias) {
+// Several columns, made ready before.
+DEVICE void put_columns(const Stream& a, const Columns& c) {
     const int columns = (int)a.columns, padded = ((int)a.K + 127) / 128 * 128, warp = thread() / 32, lane = thread() % 32;
+    const int rows = c.coded ? 2 * columns : columns, element = c.coded ? 1 : 2;
+    const u8* from = c.coded ? a.codes : (const u8*)a.x;
 #pragma unroll 1
-    for (int c = 0; c < columns; ++c) {
-        const u16* from = a.x + (i64)c * padded + begin;
+    for (int row = 0; row < rows; ++row)
 #pragma unroll 4
-        for (int k = 8 * thread(); k < size; k += 8 * threads()) copy16_if(x + c * stride + 2 * k, from + k, begin + k < padded);
-    }
+        for (int i = 16 * thread(); i < c.size * element; i += 16 * threads())
+            copy16_if(c.x + row * c.stride + i, from + ((i64)row * padded + c.begin) * element + i, c.begin + i / element < padded);
     copies_commit();
-    if (bias != 0)
+    if (c.coded)
 #pragma unroll 1
-        for (int c = warp; c < columns; c += threads() / 32)
-            for (int i = lane; i < size / 64; i += 32)
-                shift[i * 8 * NT + c] = begin + 64 * i < padded ? -bias * a.sums[c * (padded / 64) + begin / 64 + i] : 0.0f;
+        for (int column = warp; column < columns; column += threads() / 32)
+            for (int i = lane; i < c.size / 64; i += 32)
+                c.power[column * (c.size / 64) + i] = c.begin + 64 * i < padded ? c.factor * a.sums[column * (padded / 64) + c.begin / 64 + i] : 0.0f;
     copies_wait<0>();
 }
 
-// `KNOWN`: the format of all rows, or FORMATS.
-template <int NT, int STAGES, int KNOWN> DEVICE void stream(const Stream& a) {
-    DYNAMIC_SHARED(shared);
-    __shared__ float squares[16];
-    release_successors();
-    int j = 0;
-    while (j + 1 < a.jobs && block_x() >= a.job[j + 1].block) ++j;
-    const Job& job = a.job[j];
+// A lane's part of what a warp copies: the next chunk of a tile.
+template <int F> struct Feed {
+    using C = Chunk<F>;
+    static constexpr int pieces = C::row / 16, step = 32 / pieces, loads = 16 / step;  // of a row; rows at once; of a chunk
+    static constexpr int planes = F == Q5 ? 1 : F == Q6 ? 2 : 0;
+    const u8 *code[loads], *high[planes + 1], *scale;
+    int left;  // bytes of codes to the end of the rows
+    int to, to_high, to_scale;
+
+    DEVICE explicit Feed(int lane) {
+        const int row = lane / pieces, half = lane / 2, quarter = lane / 4;
+        to = here(row * C::row + 16 * (lane % pieces ^ C::swizzle(row)));  // the pieces of rows a step on trade places alike
+        to_high = here(C::high_offset + (F == Q5 ? 32 * half + 16 * (lane % 2 ^ C::high_swizzle(half)) : 64 * quarter + 16 * (lane % 4 ^ C::high_swizzle(quarter))));
+        to_scale = here(C::scale_offset + (F == NVFP4 ? 16 * (lane % 16) + 4 * (lane / 16) : 8 * (lane % 16) + 4 * (lane / 16)));
+    }
+
+    // Where chunk `number` of a tile begins.
+    DEVICE void enter(const Stream& a, const Octet (&octet)[2], int number, int lane) {
+        left = (int)a.segment[octet[0].segment].row_bytes - number * C::row;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const Segment& s = a.segment[octet[h].segment];
+            const int last = maximum(octet[h].count, 1) - 1, row_bytes = (int)s.row_bytes;
+#pragma unroll
+            for (int i = 0; i < loads / 2; ++i) {
+                const int row = octet[h].row + minimum(step * i + lane / pieces, last);
+                code[h * (loads / 2) + i] = s.codes + (i64)row * row_bytes + (number * C::row + 16 * (lane % pieces));
+            }
+            if (F == Q6) high[h] = s.high + (i64)(octet[h].row + minimum(lane / 4, last)) * (int)s.high_bytes + (number * 64 + 16 * (lane % 4));
+            if (F == Q5 && (h == 0 || lane >= 16))
+                high[0] = s.high + (i64)(octet[h].row + minimum(lane / 2 % 8, last)) * (int)s.high_bytes + (number * 32 + 16 * (lane % 2));
+            if (C::scale && (h == 0 || lane % 16 >= 8)) {
+                const int row = octet[h].row + minimum(lane % 8, last);
+                scale = F == NVFP4 ? nvfp4_scale(s, row, 4 * number + lane / 16)
+                                   : s.scales + (i64)row * (int)s.scale_bytes + (number * 8 + 4 * (lane / 16));
+            }
+        }
+    }
+
+    // Start copying, and go on to the chunk after it.
+    DEVICE void copy(u8* stage, int lane) {
+        const bool inside = 16 * (lane % pieces) < left;
+#pragma unroll
+        for (int i = 0; i < loads; ++i) copy16_if(stage + to + step * i * C::row, code[i], inside), code[i] += C::row;
+        if constexpr (F == Q5) copy16_if(stage + to_high, high[0], 64 * (lane % 2) < left), high[0] += 32;
+        if constexpr (F == Q6)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) copy16_if(stage + to_high + 512 * h, high[h], 32 * (lane % 4) < left), high[h] += 64;
+        if constexpr (F == NVFP4) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) copy4(stage + to_scale + 8 * i, scale + 1024 * i, 32 * (2 * i + lane / 16) < left ? 4 : 0);
+            scale += 2048;
+        } else if constexpr (C::scale > 0) {
+            copy4(stage + to_scale, scale, 64 * (lane / 16) < left ? 4 : 0), scale += 8;
+        }
+        left -= C::row;
+    }
+};
+
+template <int F> struct NoPlaces {
+    DEVICE explicit NoPlaces(int) {}
+};
+template <int F, bool coded> struct PlacesOf { using type = CodePlaces<F>; };
+template <int F> struct PlacesOf<F, false> { using type = NoPlaces<F>; };
+
+// This block's part of `job`, whose rows are all of format F.
+template <int IT, int STAGES, int F> DEVICE void stream(const Stream& a, const Job& job, u8* shared, float* squares) {
+    using C = Chunk<F>;
+    constexpr int NT = (IT + 1) / 2, width = C::columns, bytes = C::bytes;  // eights of columns; of a chunk
+    constexpr bool coded = is_coded(F);
     const int warps = 1 << (int)a.warps, warp = from_lane(thread() / 32, 0), lane = thread() % 32, columns = (int)a.columns;
-    const int format = (int)job.format, width = (int)job.width, slices = (int)job.slices, bytes = (int)job.stage;
+    const int slices = (int)job.slices;
     int block = block_x() - (int)job.block, slice = 0;
     if (slices > 1) slice = quotient(block, (int)job.blocks), block -= slice * (int)job.blocks;
-    const int begin = slice * (int)job.slice, chunks = (int)(slice + 1 == slices ? job.last : job.chunks);
-    const int size = (int)job.chunks * width, stride = 2 * size + 80, quantum = job.whole ? chunks : 1;
-    u8* x = shared;                                                       // [columns][stride]
-    float* shift = (float*)(x + (columns * stride + 127) / 128 * 128);    // [size / 64][8 NT]
-    Float4* heads = (Float4*)(shift + (job.bias ? size / 64 * 8 * NT + 31 & ~31 : 0));  // [warps][NT][32]
-    u8* ring = (u8*)(heads + warps * NT * 32) + warp * STAGES * bytes;
+    const int begin = slice * (int)job.slice, chunks = here((int)(slice + 1 == slices ? job.last : job.chunks));
+    const int size = (int)job.chunks * width, quantum = job.whole ? chunks : 1;
+    const int stride = coded ? size + 64 : 2 * size + 80;  // so that the columns of a product meet every bank once
+    const int nbytes = (columns * (coded ? 2 * stride : stride) + 127) / 128 * 128;
+    const Columns c{shared, (float*)(shared + nbytes), begin, size, stride, coded, code_factor(F)};
+    Float4* heads = (Float4*)(shared + nbytes + (coded ? (size / 16 * columns + 127) / 128 * 128 : 0));  // [warps][NT][32]
+    u8* ring = (u8*)(heads + warps * NT * 32) + here(warp * STAGES * bytes);
 
     // this block's run of chunks, and in it this warp's
     const Runs blocks{(int)job.length, (int)job.longer};
     const int block_begin = blocks.begin(block) * quantum, block_end = blocks.begin(block + 1) * quantum;
     const Runs runs{block_end - block_begin >> (int)a.warps, block_end - block_begin & warps - 1};
-    const int run_begin = block_begin + runs.begin(warp), run_end = block_begin + runs.begin(warp + 1);
+    const int run_begin = here(block_begin + runs.begin(warp)), run_end = here(block_begin + runs.begin(warp + 1));
 
     auto settle = [&](int tile, Sums<NT>& sums) {
         int part = slice, parts = slices;
@@ -94,52 +170,58 @@ template <int NT, int STAGES, int KNOWN> DEVICE void stream(const Stream& a) {
         }
         Octet octet[2];
         tile_octets(octet, a, (int)job.segment, (int)job.end, tile);
-        finish_tile<NT>(a, octet, sums, factor, lane);
+        finish_tile<NT>(a, octet, sums, factor, lane, coded);
     };
 
-    const u8* column[NT];
-#pragma unroll
-    for (int n = 0; n < NT; ++n) column[n] = x + minimum(8 * n + lane / 4, columns - 1) * stride;
-    Source source;
-    Sums<NT> sums;
-    sums.zero();
+    Feed<F> feed(lane);
     int tile = quotient(run_begin, chunks), chunk = run_begin - tile * chunks, current = 0;
     int ahead = run_begin, ahead_tile = tile, ahead_chunk = chunk, slot = 0;
     const int number = quotient(begin, width);
-#pragma unroll 1
-    for (int i = run_begin + 1 - STAGES;; ++i) {
-        if (i == run_begin) {  // weights do not depend on the kernels before this one, the columns do
-            after_predecessors();
-            if (a.sums) put_columns<NT>(a, x, shift, begin, size, stride, (float)job.bias);
-            else put_column<NT>(a, x, shift, squares, begin, size, (float)job.bias);
-            sync();
-        }
-        if (i >= run_begin) {
-            if (i >= run_end) break;
-            copies_wait<STAGES - 2>();
-            sync_warp();  // the chunk has arrived for all lanes, and all are done with the one before it
-        }
+    auto fetch = [&] {
         if (ahead < run_end) {
-            const bool fresh = ahead == run_begin || ahead_chunk == 0;
-            Octet octet[2];
-            if (fresh) tile_octets(octet, a, (int)job.segment, (int)job.end, ahead_tile);
-            with_known_format<KNOWN>(format, [&](auto f) {
-                if (fresh) source.enter<f.value>(a, octet, number + ahead_chunk, lane);
-                source.copy<f.value>(ring + slot, lane);
-            });
+            if (ahead == run_begin || ahead_chunk == 0) {
+                Octet octet[2];
+                tile_octets(octet, a, (int)job.segment, (int)job.end, ahead_tile);
+                feed.enter(a, octet, number + ahead_chunk, lane);
+            }
+            feed.copy(ring + slot, lane);
             ++ahead;
             if (++ahead_chunk == chunks) ahead_chunk = 0, ++ahead_tile;
         }
         copies_commit();
         slot = slot == (STAGES - 1) * bytes ? 0 : slot + bytes;
-        if (i < run_begin) continue;
+    };
+#pragma unroll 1
+    for (int i = 1; i < STAGES; ++i) fetch();
+    after_predecessors();  // weights do not depend on the kernels before this one, the columns do
+    if (a.sums) put_columns(a, c);
+    else put_column(a, c, squares);
+    sync();
 
-        const u8* own[NT];
+    const typename PlacesOf<F, coded>::type places(lane);
+    constexpr int operands = coded ? IT : NT;
+    const u8* column[operands];
+    const float* power[operands];
 #pragma unroll
-        for (int n = 0; n < NT; ++n) own[n] = column[n] + chunk * (2 * width);
-        with_known_format<KNOWN>(format, [&](auto f) {
-            multiply_chunk<f.value, NT>(sums.v, ring + current, own, shift + chunk * (Chunk<f.value>::groups * 8 * NT) + lane % 4 * 2, lane);
-        });
+    for (int i = 0; i < operands; ++i) {
+        const int row = coded ? 2 * minimum(4 * i + lane / 8, columns - 1) + lane / 4 % 2 : minimum(8 * i + lane / 4, columns - 1);
+        column[i] = c.x + here(row * stride + (coded ? (F == Q8 ? 8 : 16) * (lane % 4) : 0));
+        power[i] = c.power + here(minimum(4 * i + lane % 4, columns - 1) * (size / 64));
+    }
+    Sums<NT> sums;
+    sums.zero();
+#pragma unroll 1
+    for (int i = run_begin; i < run_end; ++i) {
+        copies_wait<STAGES - 2>();
+        sync_warp();  // the chunk has arrived for all lanes, and all are done with the one before it
+        fetch();
+
+        const u8* own[operands];
+        const float* powers[operands];
+#pragma unroll
+        for (int j = 0; j < operands; ++j) own[j] = column[j] + chunk * (coded ? width : 2 * width), powers[j] = power[j] + chunk * (width / 64);
+        if constexpr (coded) multiply_codes<F, IT>(sums.v, ring + current, places, own, powers);
+        else multiply_chunk<F, NT>(sums.v, ring + current, own, lane);
         current = current == (STAGES - 1) * bytes ? 0 : current + bytes;
         if (++chunk == chunks) {
             if (tile * chunks >= run_begin) settle(tile, sums);
@@ -171,9 +253,20 @@ template <int NT, int STAGES, int KNOWN> DEVICE void stream(const Stream& a) {
     }
 }
 
+// `KNOWN`: the format of all rows, or FORMATS.
+template <int IT, int STAGES, int KNOWN> DEVICE void stream_jobs(const Stream& a) {
+    DYNAMIC_SHARED(shared);
+    __shared__ float squares[16];
+    release_successors();
+    int j = 0;
+    while (j + 1 < a.jobs && block_x() >= a.job[j + 1].block) ++j;
+    const Job& job = a.job[j];
+    with_known_format<KNOWN>((int)job.format, [&](auto f) { stream<IT, STAGES, f.value>(a, job, shared, squares); });
+}
+
 #define STREAM(columns, name, known) \
-    KERNEL(stream_##columns##name, Stream, 512, 1) { stream<columns / 8, 3, known>(a); }
-// Code of one format is faster than code that asks every chunk for it.
+    KERNEL(stream_##columns##name, Stream, 512, 1) { stream_jobs<columns / 4, 3, known>(a); }
+// A kernel for launches of one format each is smaller than the one for all.
 #define STREAMS(columns)          \
     STREAM(columns, , FORMATS)    \
     STREAM(columns, _BF16, BF16)  \

@@ -1,0 +1,4 @@
+// Products of up to 4 columns; see stream.cuh.
+#include "stream.cuh"
+
+STREAMS(4)
