@@ -10,6 +10,7 @@ from pathlib import Path
 from device.measure.drafting import drafted
 from device.measure.reuse import reuse
 from device.measure.sanitizer import findings
+from device.measure.widths import adaptive, constrained, widths
 
 REPORT = """\
 ========= COMPUTE-SANITIZER
@@ -65,3 +66,23 @@ def test_rounds_with_drafts_are_compared_with_plain_steps(tmp_path: Path) -> Non
     assert list(rows) == [f"tiny q8, 2 rows: {what}" for what in ("plain step", "dflash2 round, 3 drafts", "drafting")]
     added = float(rows["tiny q8, 2 rows: drafting"].split()[-5])
     assert 0 < added < 5, "the companion is of the size of the model"
+
+
+def test_rounds_under_a_schema_are_compared_with_free_ones(tmp_path: Path) -> None:
+    rows = dict(constrained("tiny", "q8", device="cpu", batches="1,2", tokens=6)(tmp_path))
+    for B in (1, 2):
+        ratio = float(rows[f"tiny q8, {B} rows, mtp round of 3 drafts, schema / free"].partition(";")[0])
+        assert ratio > 0
+
+
+def test_the_parts_of_a_round_are_timed_by_its_width(tmp_path: Path) -> None:
+    rows = dict(widths("tiny", "q8", device="cpu", rows=2)(tmp_path))
+    for B in (1, 2):
+        for kind in ("forward", "finish"):
+            assert f"tiny q8, {B} rows, {kind}, 8 columns" in rows
+        assert float(rows[f"tiny q8, {B} rows, verification, 8 columns / 1"]) > 0
+
+
+def test_adaptive_rounds_are_compared_with_none(tmp_path: Path) -> None:
+    rows = dict(adaptive(device="cpu", batches="2", backends=("mtp",), tokens=8, large=False)(tmp_path))
+    assert list(rows) == ["tiny, 2 rows, mtp", "tiny, 2 rows, mtp adaptive"]

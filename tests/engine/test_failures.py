@@ -60,6 +60,19 @@ def test_a_fault_in_program_fails_the_engine_and_ends_every_request(world, call,
     assert w.program.closed == 1
 
 
+def test_who_asks_the_worker_something_hears_of_a_fault(world):
+    w = world(threaded=False)
+
+    def question(worker):
+        raise Broken
+
+    answer = w.engine._core.ask(question)
+    w.step()
+    assert isinstance(answer.exception(timeout=0).cause, Broken)
+    assert not w.engine.available
+    w.engine.close()
+
+
 @pytest.mark.parametrize("call", CALLS)
 def test_when_cleaning_up_fails_too_every_request_still_ends(world, call):
     w = world(threaded=False, program={"pages": 64}, cache=ninfer.CacheOptions(enabled=call == "finish"))

@@ -154,6 +154,9 @@ class EngineCore:
                     answer.set_result(question(self._worker))
                 except (InvalidRequest, StaleHandle) as refusal:
                     answer.set_exception(refusal)
+                except BaseException as error:  # whoever asked must not wait for ever
+                    answer.set_exception(EngineFailed(f"{type(error).__name__}: {error}", cause=error))
+                    raise
             busy = self._worker.boundary()
             return busy or (bool(self._questions) and not self._worker.resources.open)
         except BaseException as error:

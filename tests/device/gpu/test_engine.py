@@ -79,7 +79,6 @@ def test_two_constraints_on_one_exact_prompt_keep_to_their_own(engines: tuple[ni
 
 
 def test_a_constraint_holds_and_seeds_repeat(engines: tuple[ninfer.Engine, ninfer.Engine]) -> None:
-    pytest.importorskip("xgrammar")
     fast, _ = engines
     schema = {
         "type": "object",

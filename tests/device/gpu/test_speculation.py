@@ -23,8 +23,8 @@ MARGIN = 0.3
 """Natural log by which bf16 activations may move a log-probability of this model."""
 
 
-def opened(spec: str, width: int = 3) -> ninfer.Engine:
-    chosen = ninfer.SpecOptions(spec, draft_tokens=width)
+def opened(spec: str, width: int | None = None, adaptive: bool = False) -> ninfer.Engine:
+    chosen = ninfer.SpecOptions(spec, draft_tokens=width, adaptive=adaptive)
     artifact = ARTIFACT.with_name("tiny-dflash.ninfer") if spec == "dflash" else ARTIFACT
     return ninfer.Engine(artifact, device="cuda:0", max_concurrency=8, max_context=1024, progress=False, spec=chosen)
 
@@ -76,8 +76,20 @@ def test_every_width(plain, width) -> None:
     assert sum(agree(*pair) for pair in zip(got, want)) > 40
 
 
+@pytest.mark.parametrize("backend", ["mtp", "dflash"])
+def test_rounds_that_adapt(plain, backend) -> None:
+    """Good drafts and, at a temperature where none is kept, bad ones: rounds of every recorded width."""
+    options = ninfer.RequestOptions(max_tokens=80, sampling=ninfer.SamplingParams(temperature=0), logprobs=2)
+    with opened(backend, 7, adaptive=True) as engine:
+        want, got = plain.generate(chats(True), options), engine.generate(chats(True), options)
+        assert sum(agree(*pair) for pair in zip(got, want)) > 50
+        hot = ninfer.SamplingParams(temperature=30.0, top_k=0, seed=1)
+        for result in engine.generate(chats(True)[:3], max_tokens=80, sampling=hot, ignore_eos=True):
+            assert result.error is None
+            assert result.speculation.rounds < 40
+
+
 def test_constrained_answers_are_valid(drafting) -> None:
-    pytest.importorskip("xgrammar")
     schema = {
         "type": "object",
         "properties": {"name": {"type": "string", "maxLength": 6}, "age": {"type": "integer"}},

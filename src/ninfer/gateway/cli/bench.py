@@ -100,7 +100,7 @@ def bench(arguments: argparse.Namespace, default: Callable[[str], Any]) -> int:
             if arguments.spec == "none"
             else [],
             "gap_seconds": run.gap(arguments.prompt) if max(sizes) > 1 else None,
-            "constraint": run.constrained() if arguments.constraint else None,
+            "constraint": [run.constrained(B) for B in sizes] if arguments.constraint else [],
             "speculation": None
             if arguments.spec == "none"
             else speculation.compare(engine, source, options, sizes, arguments.tokens),
@@ -213,34 +213,41 @@ class _Runs:
         host = gap_ns / max(1, gaps) / 1e9
         return last.timings.decode / (last.usage.completion_tokens - 1), moved, host
 
-    def constrained(self) -> dict[str, float]:
-        """Seconds a token at batch 1, free and under a schema whose answer is longer than the budget, in turn.
+    def constrained(self, size: int) -> dict[str, float]:
+        """Seconds of a decode round of ``size`` requests, free and under a schema whose answers are longer than the
+        budget, in turn.
 
-        The first document of the grammar is told apart; the rest is the second half, whose masks were mostly seen.
+        The first documents of the grammar are told apart; the rest is the second half, whose masks were mostly seen.
         """
         constraint = OutputConstraint.json_schema(RECORDS)
         free, bound, reports = [], [], []
         for _ in range(10):
-            free.append(self.submit(WARMUP_TOKENS, self.tokens).result())
-            handle = self.engine.submit(
-                self.prompt(WARMUP_TOKENS), max_tokens=self.tokens, sampling=self.greedy, constraint=constraint
-            )
-            bound.append(handle.result())
-            reports.append(bound[-1].constraint)
-        times = [
-            statistics.median(r.timings.decode / (r.usage.completion_tokens - 1) for r in side[5:])
-            for side in (free, bound)
-        ]
-        first = bound[0].timings.decode / (bound[0].usage.completion_tokens - 1)
+            free.append(self._rounds(size, ignore_eos=True)[0])
+            seconds, results = self._rounds(size, constraint=constraint)
+            bound.append(seconds)
+            reports.append([(r.constraint, r.timings.constraint_prepare) for r in results])
+        prepared = [spent for round_ in reports[1:] for _, spent in round_]
+        seen = [report for round_ in reports[5:] for report, _ in round_]
+        times = statistics.median(free[5:]), statistics.median(bound[5:])
         return {
+            "batch": size,
             "free_seconds": times[0],
             "constrained_seconds": times[1],
-            "first_document_seconds": first,
+            "first_documents_seconds": bound[0],
             "ratio": times[1] / times[0],
-            "cold_prepare_seconds": bound[0].timings.constraint_prepare,
-            "warm_prepare_seconds": statistics.median(r.timings.constraint_prepare for r in bound[1:]),
-            "mask_seconds": statistics.median(r.mask_seconds / r.masks for r in reports[5:]),
+            "cold_prepare_seconds": max(spent for _, spent in reports[0]),
+            "warm_prepare_seconds": statistics.median(prepared),
+            "mask_seconds": statistics.median(report.mask_seconds / report.masks for report in seen),
         }
+
+    def _rounds(self, size: int, **options: Any) -> tuple[float, list[GenerationResult]]:
+        """``size`` requests together: mean seconds of their decode rounds, and what they answered."""
+        before = self.engine.stats()
+        wanted = {"max_tokens": self.tokens, "sampling": self.greedy} | options
+        handles = [self.engine.submit(self.prompt(WARMUP_TOKENS), **wanted) for _ in range(size)]
+        results = [handle.result() for handle in handles]
+        after = self.engine.stats()
+        return (after.decode_ns - before.decode_ns) / 1e9 / (after.decode_rounds - before.decode_rounds), results
 
     def gap(self, length: int) -> dict[str, float]:
         """Median and longest pause between tokens of a request while prompts of ``length`` tokens prefill beside it."""
@@ -299,15 +306,11 @@ def _table(figures: dict[str, Any]) -> str:
     if figures["speculation"]:
         lines.append(f"answers with {figures['spec']} drafts, and without:")
         lines.append(speculation.table(figures["speculation"]))
-    c = figures["constraint"]
-    if c:
+    for c in figures["constraint"]:
         lines.append(
-            f"under a schema: {c['constrained_seconds'] * 1e6:.0f} us a token, free"
-            f" {c['free_seconds'] * 1e6:.0f} us, ratio {c['ratio']:.2f}; a mask {c['mask_seconds'] * 1e6:.1f} us"
-        )
-        lines.append(
-            f"first document {c['first_document_seconds'] * 1e6:.0f} us a token;"
-            f" prepared in {c['cold_prepare_seconds'] * 1e3:.0f} ms,"
-            f" from the cache in {c['warm_prepare_seconds'] * 1e3:.2f} ms"
+            f"{c['batch']} under a schema: {c['constrained_seconds'] * 1e6:.0f} us a round, free"
+            f" {c['free_seconds'] * 1e6:.0f} us, ratio {c['ratio']:.3f}; a mask {c['mask_seconds'] * 1e6:.1f} us;"
+            f" first documents {c['first_documents_seconds'] * 1e6:.0f} us a round, prepared in"
+            f" {c['cold_prepare_seconds'] * 1e3:.2f} ms, from the cache in {c['warm_prepare_seconds'] * 1e3:.2f} ms"
         )
     return "\n".join(lines)

@@ -1,0 +1,149 @@
+"""What a round of several columns costs next to one of one column, part by part; what a schema adds; what adapting the
+number of drafts brings."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from .stage import ROOT, Row, Stage
+
+TINY = ROOT / "examples" / "tiny"
+TOKENS = 64
+
+
+def bench(out: Path, *arguments: str) -> dict[str, Any]:
+    """The figures of ``ninfer bench``."""
+    from ninfer.gateway.cli import main as ninfer
+
+    file = out / "bench.json"
+    if ninfer(["bench", *arguments, "--json", str(file)]):
+        raise RuntimeError("ninfer bench failed; it says why above")
+    figures: dict[str, Any] = json.loads(file.read_text())
+    return figures
+
+
+def constrained(geometry: str, recipe: str, *, device: str = "cuda:0", batches: str = "1,8",
+                tokens: int = 24) -> Callable[[Path], Iterator[Row]]:  # fmt: skip
+    """Rounds of three drafts under a schema and free, in one engine, in turn. The words of the vocabulary are made up,
+    its size is the family's."""
+
+    def measure(out: Path) -> Iterator[Row]:
+        what = ("--synthetic", geometry, "--recipe", recipe, "--spec", "mtp", "--draft-tokens", "3", "--constraint")
+        size = ("--prompt", "64", "--tokens", str(tokens), "--batches", batches)
+        figures = bench(out, "--device", device, *what, *size)
+        for c in figures["constraint"]:
+            name = f"{geometry} {recipe}, {c['batch']} rows, mtp round of 3 drafts"
+            times = f"{1e3 * c['constrained_seconds']:.3f} ms, free {1e3 * c['free_seconds']:.3f} ms"
+            first = f"first documents {1e3 * c['first_documents_seconds']:.3f} ms"
+            yield f"{name}, schema / free", f"{c['ratio']:.3f}; {times}; {first}"
+            yield f"{name}: a mask", f"{1e6 * c['mask_seconds']:.1f} us"
+        for row in figures["speculation"]:
+            name = f"{geometry} {recipe}, {row['batch']} rows, mtp round of 3 drafts"
+            yield name, f"{1e3 * row['round_seconds']:.3f} ms, {row['round_cost']:.3f} of a plain step"
+
+    return measure
+
+
+def widths(geometry: str, recipe: str, *, device: str = "cuda:0", rows: int = 8) -> Callable[[Path], Iterator[Row]]:
+    """Microseconds of the recorded parts of a round with a context of some 60 tokens, on the device alone."""
+
+    def measure(out: Path) -> Iterator[Row]:
+        import ninfer
+        from ninfer.models.qwen3_5.synthetic import synthetic_source
+
+        alike = device.startswith("cuda")
+        source = synthetic_source(geometry, recipe, components=("text", "mtp"), alike=alike)
+        spec = ninfer.SpecOptions("mtp", draft_tokens=7, adaptive=True)
+        options = {"max_concurrency": rows, "max_context": 512, "spec": spec, "progress": False}
+        with ninfer.Engine(source, device=device, **options) as engine:
+            prompts = [ninfer.TokenPrompt([i % 200 for i in range(n, n + TOKENS)]) for n in range(rows)]
+            engine.generate(prompts, max_tokens=24, sampling=ninfer.SamplingParams(temperature=0), ignore_eos=True)
+            parts = engine._core.ask(lambda worker: _parts(worker._program._units, rows)).result()
+            prices = engine._core.ask(lambda worker: worker._units._limits.prices.cost).result()
+        one = {(kind, B): parts[kind, B, 1] for kind in ("forward", "finish") for B in (1, rows)}
+        for (kind, B, n), spent in parts.items():
+            ratio = f", {spent / one[kind, B]:.3f} of one column" if (kind, B) in one else ""
+            unit = "drafts" if kind == "draft" else "columns"
+            yield f"{geometry} {recipe}, {B} rows, {kind}, {n} {unit}", f"{1e6 * spent:.1f} us{ratio}"
+        for B in (1, rows):
+            spent, plain = (parts["forward", B, n] + parts["finish", B, n] for n in (8, 1))
+            yield f"{geometry} {recipe}, {B} rows, verification, 8 columns / 1", f"{spent / plain:.3f}"
+        costs = " ".join(f"{cost:.2f}" for cost in prices)
+        yield f"{geometry} {recipe}, {rows} rows, round of 0..7 drafts, measured by the engine", costs
+
+    return measure
+
+
+def _parts(units: Any, rows: int) -> dict[tuple[str, int, int], float]:
+    """Seconds of every recording of rounds of one row and of all, by what it does, its rows and its width."""
+    spent: dict[tuple[str, int, int], float] = {}
+    for B in (1, rows):
+        for n in units.widths:
+            frame = units.frame()
+            fields = frame.block.fields
+            fields["start"][:B], fields["width"][:B] = TOKENS, n
+            if n > 1:
+                fields["drafted"][:B] = n - 1
+            units._upload(frame)
+            units.drain()
+            for kind, name in (("forward", ("forward", B, n)), ("finish", ("finish", B, n, False))):
+                spent[kind, B, n] = _seconds(units, name)
+        for n in units.steps:
+            spent["draft", B, n] = _seconds(units, ("draft", B, n))
+    return spent
+
+
+def _seconds(units: Any, name: tuple[Any, ...], repeat: int = 10, rounds: int = 5) -> float:
+    """Median over ``rounds`` of the mean of ``repeat`` launches of one recording."""
+    spent = []
+    for _ in range(rounds + 1):  # the first does not count: it warms up
+        began = time.perf_counter()
+        for _ in range(repeat):
+            units._recorded.launch(name)
+        units.drain()
+        spent.append((time.perf_counter() - began) / repeat)
+    return median(spent[1:])
+
+
+def adaptive(*, device: str = "cuda:0", batches: str = "1,8", backends: Sequence[str] = ("mtp", "dflash"),
+             tokens: int = 96, large: bool = True) -> Callable[[Path], Iterator[Row]]:  # fmt: skip
+    """Speed against the same engine without drafts: answers the small model drafts well, and weights that keep none."""
+
+    def measure(out: Path) -> Iterator[Row]:
+        cases = [
+            (backend, batch, choice)
+            for backend in backends
+            for batch in batches.split(",")
+            for choice in ((), ("--spec-adaptive",))
+        ]
+        for backend, batch, choice in cases:
+            artifact = TINY / ("tiny-dflash.ninfer" if backend == "dflash" else "tiny.ninfer")
+            size = ("--prompt", "64", "--tokens", str(tokens), "--batches", batch)
+            figures = bench(out, str(artifact), "--device", device, "--spec", backend, *choice, *size)
+            yield _compared(f"tiny, {batch} rows, {backend}{' adaptive' if choice else ''}", figures["speculation"][0])
+        if large:
+            for choice in ((), ("--spec-adaptive",)):
+                what = ("--synthetic", "27b", "--recipe", "fp8", "--spec", "mtp", *choice)
+                figures = bench(out, "--device", device, *what, "--prompt", "64", "--tokens", "48", "--batches", "1")
+                name = f"27b fp8, 1 row, mtp{' adaptive' if choice else ''}, no draft kept"
+                yield _compared(name, figures["speculation"][0])
+
+    return measure
+
+
+def _compared(name: str, row: dict[str, Any]) -> Row:
+    speed = f"{row['speedup']:.3f} x without drafts ({row['plain_tokens_per_second']:,.0f} tok/s)"
+    cost = f"{row['width']:.2f} columns, {row['tokens_per_round']:.2f} tokens, {row['round_cost']:.3f} steps a round"
+    return name, f"{speed}; {cost}"
+
+
+STAGES = {
+    "spec constrained": Stage(110, constrained("27b", "fp8")),
+    "spec widths": Stage(70, widths("27b", "fp8")),
+    "adaptive": Stage(150, adaptive()),
+}
