@@ -240,7 +240,7 @@ class _Runs:
             "mask_seconds": statistics.median(report.mask_seconds / report.masks for report in seen),
         }
 
-    def _rounds(self, size: int, **options: Any) -> tuple[float, list[GenerationResult]]:
+    def _rounds(self, size: int, **options: Any) -> tuple[float, list[Any]]:
         """``size`` requests together: mean seconds of their decode rounds, and what they answered."""
         before = self.engine.stats()
         wanted = {"max_tokens": self.tokens, "sampling": self.greedy} | options
