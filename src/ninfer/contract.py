@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, NewType, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, NewType, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -235,10 +235,12 @@ class HandleTable(Generic[T]):
 
     def get(self, handle: Handle) -> T:
         """The object. Raises StaleHandle."""
-        value = self.try_get(handle)
-        if value is None:
-            raise StaleHandle(f"{handle} does not name a live {self.kind}")
-        return value
+        i, items = handle.index, self._items
+        if handle.kind == self.kind and 0 <= i < len(items) and self._generation[i] == handle.generation:
+            value = items[i]
+            if value is not None:
+                return value
+        raise StaleHandle(f"{handle} does not name a live {self.kind}")
 
     def remove(self, handle: Handle) -> T:
         """Forget the object and return it. Raises StaleHandle."""
@@ -377,8 +379,7 @@ class TokenScore:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ProducedRow:
+class ProducedRow(NamedTuple):
     """One row of a batch: provisional tokens, in order. Failed rows have none."""
 
     sequence: SequenceHandle

@@ -47,6 +47,7 @@ class Session:
         self.stop_string = None
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
+        self._untold: list = []
 
     def _rule(self, holds: bool, message: str) -> None:
         if not holds:
@@ -103,13 +104,13 @@ class Session:
         full = len(self._tokens) + len(tokens) == self._max
         return Preview(len(tokens), ("length", "max_tokens") if full else None, ())
 
-    def commit(self) -> list:
+    def commit(self) -> None:
         self._rule(self._pending is not None, "commit without a preview")
         assert self._pending is not None
         tokens, logprobs = self._pending
         self._pending = None
         self._faults.check("session.commit", "before")
-        events: list = []
+        events = self._untold
         for i, token in enumerate(tokens):
             scores = tuple(logprobs[i : i + 1]) if logprobs else ()
             self._tokens.append(token)
@@ -128,17 +129,19 @@ class Session:
                 shown = "" if token in (EOS, *CLOSE) else text_of(token)
                 self.text += shown
                 events.append(Delta("content", shown, (token,), scores))
-        return events
+
+    def tell(self) -> list:
+        told, self._untold = self._untold, []
+        return told
 
     def discard(self) -> None:
         self._rule(self._pending is not None, "discard without a preview")
         self._pending = None
 
-    def finish(self, reason: str) -> list:
+    def finish(self, reason: str) -> None:
         self._rule(not self._over and self._pending is None, "finish out of order")
         self._over = True
         self._faults.check("session.finish", "before")
-        return []
 
 
 class ScriptedFrontend:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -38,7 +39,13 @@ def session(frontend: Frontend, prompt=None, *, max_tokens: int = 1000, **option
 
 def step(s: OutputSession, tokens) -> tuple[Preview, list]:
     preview = s.preview(tokens)
-    return preview, s.commit()
+    s.commit()
+    return preview, s.tell()
+
+
+def finish(s: OutputSession, reason) -> list:
+    s.finish(reason)
+    return s.tell()
 
 
 def run(s: OutputSession, tokens: list[int], size: int = 1) -> tuple[list, Preview]:
@@ -76,7 +83,7 @@ def test_an_answer_with_thinking_text_and_calls(frontend, with_tools, size):
     s = session(frontend, with_tools)
     events, last = run(s, tokens, size)
     assert last.terminal == ("tool_calls", "eos")
-    assert s.finish("tool_calls") == []
+    assert finish(s, "tool_calls") == []
     assert (s.thinking, s.text) == ("Let me see.", "Looking.")
     assert (shown(events, "thinking"), shown(events, "content")) == (s.thinking, s.text)
     calls = [e for e in events if isinstance(e, ToolCallEvent)]
@@ -138,7 +145,7 @@ def test_an_unfinished_character_shows_at_the_end(frontend, plain):
     s = session(frontend, plain)
     run(s, tokens[:-1])
     assert s.text == ""
-    assert s.finish("cancelled") == [Delta("content", "\ufffd", tuple(tokens[:-1]))]
+    assert finish(s, "cancelled") == [Delta("content", "\ufffd", tuple(tokens[:-1]))]
 
 
 # -- events --------------------------------------------------------------------------------------------------------
@@ -152,7 +159,8 @@ def test_every_token_is_in_at_most_one_delta_with_its_logprob(frontend, with_too
     events = []
     for i in range(0, len(tokens), size):
         s.preview(tokens[i : i + size], scores[i : i + size])
-        events += s.commit()
+        s.commit()
+        events += s.tell()
     deltas = [e for e in events if isinstance(e, Delta)]
     seen = [score for delta in deltas for score in delta.logprobs]
     assert [score.token_id for score in seen] == [token for delta in deltas for token in delta.token_ids]
@@ -214,7 +222,7 @@ def test_a_stop_string_over_several_tokens(frontend, plain, size):
     assert last.terminal == ("stop", "stop_string")
     assert s.text == shown(events, "content") == "The answer: 42. "
     assert frontend.decode(s.token_ids) == "The answer: 42. END OF TEXT"
-    assert s.finish("stop") == []
+    assert finish(s, "stop") == []
 
 
 def test_tokens_behind_a_stop_string_are_not_accepted(frontend, plain):
@@ -258,7 +266,7 @@ def test_finish_releases_what_is_held(frontend, plain, reason):
     s = session(frontend, plain, stop="xyz")
     run(s, encode(frontend, "abc xy"))
     assert s.text == "abc "
-    [delta] = s.finish(reason)
+    [delta] = finish(s, reason)
     assert delta.text == "xy"
     assert s.text == "abc xy"
 
@@ -509,14 +517,11 @@ class SessionMachine(RuleBasedStateMachine):
             stop=stop, thinking_budget=budget, thinking_stop=in_thinking and bool(stop), tool_choice=FREE
         )
         self.prompt, self.limit = self.prompts[prompt], limit
-        self.session = self.fresh()
+        self.session = self.frontend.output_session(self.prompt, self.options, max_tokens=limit)
         self.committed: list[tuple[str, list[int]]] = []
         self.events: list = []
         self.open: tuple | None = None
         self.terminal = None
-
-    def fresh(self) -> OutputSession:
-        return self.frontend.output_session(self.prompt, self.options, max_tokens=self.limit)
 
     @precondition(lambda self: self.open is None and self.terminal is None and not self.session.control)
     @rule(text=st.lists(st.sampled_from(PIECES), min_size=1, max_size=3),
@@ -545,7 +550,7 @@ class SessionMachine(RuleBasedStateMachine):
     @rule()
     def commit(self):
         kind, ids, result = self.open
-        self.events += self.session.commit()
+        self.session.commit()
         self.committed.append((kind, ids))
         self.open, self.terminal = None, result.terminal
 
@@ -561,18 +566,34 @@ class SessionMachine(RuleBasedStateMachine):
         self.session.discard()
         self.open = None
 
+    @rule()
+    def tell(self):
+        self.events += self.session.tell()
+
     @invariant()
-    def committed_state_is_one_reading(self):
-        if not hasattr(self, "session"):
-            return
-        again = self.fresh()
+    def budgets_are_those_of_one_reading(self):
+        """Whatever has been told, and without having it told."""
+        if hasattr(self, "session"):
+            again = self.reading()
+            assert (again.control, again.thinking_tokens) == (self.session.control, self.session.thinking_tokens)
+            if self.open is None:
+                assert again.licence() == self.session.licence()
+
+    def reading(self) -> OutputSession:
+        """What is committed, read token by token as it comes: a stop string is looked for in all of it."""
+        options = self.options if self.options.stop else attrs.evolve(self.options, stop="\0", thinking_stop=True)
+        again = self.frontend.output_session(self.prompt, options, max_tokens=self.limit)
         for kind, ids in self.committed:
             again.preview_control(ids) if kind == "forced" else again.preview(ids)
             again.commit()
+        return again
+
+    @rule()
+    def look(self):
+        again = self.reading()
         for name in ("text", "thinking", "tool_calls", "token_ids", "thinking_tokens", "control"):
             assert getattr(again, name) == getattr(self.session, name)
-        if self.open is None:
-            assert again.licence() == self.session.licence()
+        self.tell()
         assert shown(self.events, "content") == self.session.text
         assert shown(self.events, "thinking") == self.session.thinking
         assert len(self.session.token_ids) <= self.limit
@@ -583,7 +604,9 @@ class SessionMachine(RuleBasedStateMachine):
             return
         if self.open is not None:
             self.session.discard()
-        self.events += self.session.finish("cancelled")
+        self.look()
+        self.session.finish("cancelled")
+        self.events += self.session.tell()
         assert shown(self.events, "content") == self.session.text
         assert shown(self.events, "thinking") == self.session.thinking
 

@@ -50,6 +50,14 @@ class Decoder:
     """White space that is dropped if a call follows it."""
     _after_call: bool = attrs.field(default=False, init=False)
 
+    @property
+    def plain(self) -> bool:
+        """What is read now only adds text: it can end nothing, begin no call and, while it has no ``<`` in it, leave
+        no thinking."""
+        if self.thinking:
+            return not (self.stops and self.stop_in_thinking) and "<" not in self._close
+        return not self.stops and self.envelope is None and not self.either
+
     def resume(self, prefix: str) -> None:
         """Start behind ``prefix`` of the same content: a call begun there is read on, its text not released."""
         if prefix and self.either:

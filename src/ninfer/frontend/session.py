@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
-from functools import cache
-from typing import Any, Literal, TypeVar
+from itertools import repeat
+from typing import Any, Literal
 
 import attrs
 import numpy as np
@@ -14,12 +13,12 @@ import numpy as np
 from ninfer.constraints.service import Opened
 from ninfer.errors import InvariantError
 from ninfer.frontend.constrain import AnswerPlan
-from ninfer.frontend.decoder import Decoder, Piece
-from ninfer.frontend.envelope import Envelope, RawCall
+from ninfer.frontend.decoder import Decoder
+from ninfer.frontend.envelope import Envelope
 from ninfer.frontend.frontiers import Frontiers
 from ninfer.frontend.prompt import PreparedPrompt
 from ninfer.frontend.protocol import CANONICAL_CLOSE, THINK_OPEN
-from ninfer.frontend.rounds import Count, Preview, Round
+from ninfer.frontend.rounds import ALL, Count, Preview, Round, Scored, fork
 from ninfer.frontend.tokenizer import Tokenizer
 from ninfer.options import RequestOptions
 from ninfer.results import (
@@ -31,8 +30,6 @@ from ninfer.results import (
     ToolCall,
     ToolCallEvent,
 )
-
-T = TypeVar("T")
 
 
 @attrs.frozen
@@ -55,9 +52,9 @@ class OutputSession:
     """One request's output. Created on the caller's thread, then used by the engine's worker alone.
 
     ``preview`` or ``preview_control`` reads provisional tokens and says how many are accepted; everything
-    that can fail fails there. ``commit`` makes them part of the answer and returns their events; ``discard``
-    forgets them. ``finish`` ends an answer that no preview ended. Calls out of this order raise
-    InvariantError.
+    that can fail fails there. ``commit`` makes them part of the answer; ``discard`` forgets them. ``finish`` ends
+    an answer that no preview ended. Calls out of this order raise InvariantError. ``tell`` gives the events of
+    what has been committed; tokens that can only add text become text there, while the device works.
 
     While ``control`` is not empty, exactly those tokens come next, through ``preview_control``: the thinking
     budget is used up and the canonical close is due. ``licence()`` is how many tokens may come before that.
@@ -93,24 +90,29 @@ class OutputSession:
             either=plan.either,
         )
         self._decoder.resume(prompt.continuation.decode())
+        self._plain = self._decoder.plain
         self._count = Count()
         self._ready: Round | None = None
-        self._round: Round | None = None
+        self._round: Round | list[Scored] | None = None
         self._finished = False
         self._said: dict[Channel, list[str]] = {"thinking": [], "content": []}
         self._calls: list[ToolCall] = []
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
-        self._unsaid: list[tuple[int, TokenLogprob | None]] = []
+        self._unread: list[Scored] = []
+        self._unsaid: list[Scored] = []
+        self._untold: list[Delta | ToolCallEvent] = []
 
     # -- committed facts -------------------------------------------------------------------------------------
 
     @property
     def text(self) -> str:
+        self._catch_up()
         return "".join(self._said["content"])
 
     @property
     def thinking(self) -> str:
+        self._catch_up()
         return "".join(self._said["thinking"])
 
     @property
@@ -119,10 +121,12 @@ class OutputSession:
 
     @property
     def token_ids(self) -> tuple[int, ...]:
+        self._catch_up()
         return tuple(self._tokens)
 
     @property
     def logprobs(self) -> tuple[TokenLogprob, ...]:
+        self._catch_up()
         return tuple(self._logprobs)
 
     @property
@@ -193,7 +197,7 @@ class OutputSession:
 
     def prepare(self) -> None:
         """Do what the next preview or the end begins with, while the device works."""
-        if self._round is None:
+        if self._round is None and not self._plain:
             self._ready = self._fork()
 
     def preview(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] | None = None) -> Preview:
@@ -202,11 +206,16 @@ class OutputSession:
         The accepted prefix ends at a stop id, at the token that completes a stop string, or at the output
         budget.
         """
+        if logprobs is not None and len(logprobs) != len(tokens):
+            raise InvariantError(f"{len(logprobs)} logprobs for {len(tokens)} tokens")
+        if self._only_text(tokens):
+            if self.matcher is not None:
+                self.matcher.preview(tokens)
+            self._round = list(zip(tokens, logprobs or repeat(None)))
+            return ALL[len(tokens)]
         self._check_open(tokens)
         if self.control:
             raise InvariantError("sampled tokens while a forced close is due")
-        if logprobs is not None and len(logprobs) != len(tokens):
-            raise InvariantError(f"{len(logprobs)} logprobs for {len(tokens)} tokens")
         work = self._fork()
         for i, token in enumerate(tokens):
             if self._budget is not None and work.decoder.thinking and work.count.thinking >= self._budget:
@@ -226,15 +235,27 @@ class OutputSession:
             self._read(work, int(token), None, stop=False)
         return self._close_round(work, forced=True)
 
-    def commit(self) -> list[Delta | ToolCallEvent]:
-        """Make the preview part of the answer. Returns its events, in order."""
+    def commit(self) -> None:
+        """Make the preview part of the answer."""
         work = self._round
         if work is None:
             raise InvariantError("commit without a preview")
         if self.matcher is not None:
             self.matcher.commit()
         self._round = None
-        return self._adopt(work)
+        if isinstance(work, Round):
+            self._adopt(work)
+            return
+        self._count.produced += len(work)
+        if self._decoder.thinking:
+            self._count.thinking += len(work)
+        self._unread += work
+
+    def tell(self) -> list[Delta | ToolCallEvent]:
+        """The events of what has been committed since the last call, in order."""
+        self._catch_up()
+        told, self._untold = self._untold, []
+        return told
 
     def discard(self) -> None:
         """Forget the preview; everything is as before it."""
@@ -244,17 +265,16 @@ class OutputSession:
             self.matcher.discard()
         self._round = None
 
-    def finish(self, reason: FinishReason) -> list[Delta | ToolCallEvent]:
-        """End the answer and release what is held back. Nothing is left if a committed preview ended it."""
+    def finish(self, reason: FinishReason) -> None:
+        """End the answer and release what is held back. A committed preview that ended it has released everything."""
         if self._round is not None or self._finished:
             raise InvariantError("finish during a preview, or twice")
         self._finished = True
-        if self._count.ending is not None:
-            return []
-        work = self._fork()
-        work.count.ending = (reason, None)
-        self._say(work, work.decoder.finish(complete=reason in ("stop", "tool_calls")))
-        return self._adopt(work)
+        if self._count.ending is None:
+            work = self._fork()
+            work.count.ending = (reason, None)
+            work.say(work.decoder.finish(complete=reason in ("stop", "tool_calls")), self._prompt)
+            self._adopt(work)
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -266,9 +286,39 @@ class OutputSession:
         if not len(tokens) or not all(0 <= token < len(self._protocol.shown) for token in tokens):
             raise InvariantError(f"cannot preview tokens {list(tokens)!r}")
 
+    def _only_text(self, tokens: Sequence[int]) -> bool:
+        """Whether the tokens can do nothing but add text. The decoder then need not have read them to go on."""
+        count, n, shown = self._count, len(tokens), self._protocol.shown
+        if not self._plain or self._round is not None or self._finished or count.close_at is not None:
+            return False
+        if not 0 < n < min(self._max_tokens - count.produced, len(ALL)):
+            return False
+        thinking = self._decoder.thinking
+        if thinking and self._budget is not None and count.thinking + n > self._budget:
+            return False
+        for token in tokens:
+            if not 0 <= token < len(shown) or token in self._stop_ids or (thinking and b"<" in shown[token]):
+                return False
+        return True
+
+    def _catch_up(self) -> None:
+        """Read the committed tokens that only add text."""
+        if not self._unread:
+            return
+        work = Round(self._decoder, self._count, unsaid=self._unsaid)
+        for token, logprob in self._unread:
+            work.tokens.append(token)
+            if logprob is not None:
+                work.logprobs.append(logprob)
+            work.unsaid.append((token, logprob))
+            work.say(work.decoder.feed(self._protocol.shown[token]), self._prompt)
+        self._unread = []
+        self._adopt(work)
+
     def _fork(self) -> Round:
+        self._catch_up()
         ready, self._ready = self._ready, None
-        return ready or Round(_twin(self._decoder), _twin(self._count), unsaid=list(self._unsaid))
+        return ready or fork(self._decoder, self._count, self._unsaid)
 
     def _read(self, work: Round, token: int, logprob: TokenLogprob | None, *, stop: bool) -> None:
         """Take one token in: its text, its place in the budgets, the end it may bring."""
@@ -283,7 +333,7 @@ class OutputSession:
         if stop:
             count.ending = ("stop", "eos" if token in self._protocol.stop_ids else "stop_token")
         else:
-            self._say(work, decoder.feed(self._protocol.shown[token]))
+            work.say(decoder.feed(self._protocol.shown[token]), self._prompt)
             if decoder.stopped:
                 count.ending = ("stop", "stop_string")
             self._watch_close(work, token, closed=was_thinking and not decoder.thinking)
@@ -294,7 +344,7 @@ class OutputSession:
         count = work.count
         if count.ending is not None:
             natural = count.ending[0] == "stop"
-            self._say(work, work.decoder.finish(complete=natural))
+            work.say(work.decoder.finish(complete=natural), self._prompt)
             if natural:
                 why = "stop_string" if work.decoder.stopped else count.ending[1]
                 count.ending = ("tool_calls" if count.calls else "stop", why)
@@ -305,30 +355,6 @@ class OutputSession:
             self.matcher.preview(work.tokens)
         self._round = work
         return Preview(len(work.tokens), count.ending, tuple(work.boundaries))
-
-    def _say(self, work: Round, pieces: Sequence[Piece]) -> None:
-        """Turn released pieces into events. Each token goes with the first event after it."""
-        for piece in pieces:
-            since, work.unsaid = work.unsaid, []
-            if isinstance(piece, RawCall):
-                work.events.append(ToolCallEvent(work.count.calls, self._tool_call(work.count.calls, piece)))
-                work.count.calls += 1
-                continue
-            channel, text = piece
-            tokens = tuple(token for token, _ in since)
-            scores = tuple(score for _, score in since if score is not None)
-            last = work.events[-1] if work.events else None
-            if isinstance(last, Delta) and last.channel == channel:
-                text, tokens, scores = last.text + text, last.token_ids + tokens, last.logprobs + scores
-                work.events.pop()
-            work.events.append(Delta(channel, text, tokens, scores))
-
-    def _tool_call(self, index: int, call: RawCall) -> ToolCall:
-        written = json.dumps(call.arguments, ensure_ascii=False, separators=(",", ":"))
-        seed = repr((index, call.name, written)).encode()
-        key = self._prompt.digest.chain[-1] + self._prompt.tokens[-64:].tobytes()
-        digest = hashlib.blake2b(seed + key, digest_size=12).hexdigest()
-        return ToolCall(id=f"call_{digest}", name=call.name, arguments=call.arguments, arguments_json=written)
 
     # -- reconstruction --------------------------------------------------------------------------------------
 
@@ -356,8 +382,9 @@ class OutputSession:
 
     # -- committing ------------------------------------------------------------------------------------------
 
-    def _adopt(self, work: Round) -> list[Delta | ToolCallEvent]:
+    def _adopt(self, work: Round) -> None:
         self._decoder, self._count, self._unsaid = work.decoder, work.count, work.unsaid
+        self._plain = work.decoder.plain
         self._tokens += work.tokens
         self._logprobs += work.logprobs
         for event in work.events:
@@ -365,21 +392,7 @@ class OutputSession:
                 self._said[event.channel].append(event.text)
             else:
                 self._calls.append(event.call)
-        return work.events
-
-
-def _twin(value: T) -> T:
-    """A shallow copy of a value of a slotted attrs class, several times as fast as ``copy.copy``."""
-    kind: Any = type(value)
-    twin: T = object.__new__(kind)
-    for name in _names(kind):
-        setattr(twin, name, getattr(value, name))
-    return twin
-
-
-@cache
-def _names(kind: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in attrs.fields(kind))
+        self._untold += work.events
 
 
 def _thinking_budget(options: RequestOptions, max_tokens: int, close: int) -> int | None:

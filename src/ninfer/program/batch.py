@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from ninfer.contract import ProducedRow, RowDecision, RowStatus, SequenceHandle, TokenScore
 from ninfer.errors import InvariantError
@@ -54,6 +55,9 @@ def check_decisions(rows: Sequence[ProducedRow], decisions: Sequence[RowDecision
             legal = d.accepted == 0 and d.terminal
         else:
             legal = 1 <= d.accepted <= len(row.tokens) and (d.terminal or d.accepted == len(row.tokens))
-        ascending = all(a < b for a, b in zip((0, *d.boundaries), (*d.boundaries, d.accepted + 1)))
-        if not legal or not ascending:
+        if not legal or (d.boundaries and not _ascend((0, *d.boundaries, d.accepted + 1))):
             raise InvariantError(f"row {i} produced {len(row.tokens)} tokens ({row.status.value}): illegal {d}")
+
+
+def _ascend(numbers: Sequence[int]) -> bool:
+    return all(a < b for a, b in pairwise(numbers))

@@ -48,7 +48,7 @@ from ninfer.program.capacity import CapacityReport
 from ninfer.program.filling import fill_fold, fill_joined, fill_wide
 from ninfer.program.frame import InputFrame
 from ninfer.program.incoming import Incoming, capture, inspect, materialization
-from ninfer.program.layout import PoolKind
+from ninfer.program.layout import PAGE, PoolKind, pages
 from ninfer.program.licensing import unit_touch
 from ninfer.program.memory import Shape
 from ninfer.program.outcomes import become_history, resumable, settle, vanish
@@ -288,7 +288,8 @@ class Program:
             if batch.kind == "decode" and not decision.accepted and not pending.columns:
                 record.intact = False  # the state has absorbed an anchor that the frontier does not count
             if decision.accepted:
-                record.boundaries += [record.length + offset for offset in decision.boundaries]
+                if decision.boundaries:
+                    record.boundaries += [record.length + offset for offset in decision.boundaries]
                 record.append(row.tokens[: decision.accepted])
                 self._advance(record, record.length - 1)
                 record.phase = Phase.DECODE
@@ -344,10 +345,12 @@ class Program:
         return self._pending
 
     def _map(self, record: SequenceRecord, width: int) -> None:
-        for kind, tokens in unit_touch(
-            self.store.kv, record.frontier, width, self.shape.window, self.shape.context
-        ).items():
+        if record.frontier + width + self.shape.window <= record.mapped:
+            return
+        touched = unit_touch(self.store.kv, record.frontier, width, self.shape.window, self.shape.context)
+        for kind, tokens in touched.items():
             self.store.kv[kind].ensure_mapped(record.spaces[kind], tokens)
+        record.mapped = PAGE * pages(min(touched.values()))
 
     def _join(self, record: SequenceRecord, token: int) -> None:
         """Complete the drafting module's history up to the frontier, whose last column needs the ``token`` behind it.
@@ -367,8 +370,8 @@ class Program:
     def _advance(self, record: SequenceRecord, frontier: int) -> None:
         """Everything executed up to ``frontier`` becomes history. The drafting module's needs the token behind it."""
         for kind, kv in self.store.kv.items():
-            extent = min(frontier, record.length - 1) if kind is PoolKind.MTP else frontier
-            kv.commit_frontier(record.spaces[kind], extent)
+            known = frontier if kind is not PoolKind.MTP else min(frontier, record.length - 1)
+            kv.commit_frontier(record.spaces[kind], known)
         if frontier == record.frontier:
             return
         self.store.states.advance(record.binding.write, frontier)

@@ -27,7 +27,7 @@ class Phase(enum.Enum):
     ENDED = "ended"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class SequenceRecord:
     """The ledger has room for prompt and output; ``length`` accepted tokens, of which ``frontier`` are executed.
 
@@ -35,7 +35,8 @@ class SequenceRecord:
     was forked and nothing has been written yet. row, draft_row: of the block tables. drafts: what was drafted behind
     the anchor and not verified yet. real, whole, seed: sampling parameters as the device reads them. boundaries: ledger
     lengths at which re-rendering the history reproduces the same tokens. checkpoints: captured on the way, by id.
-    intact: the state is the one at ``frontier``; a unit that ended badly may have left another.
+    intact: the state is the one at ``frontier``; a unit that ended badly may have left another. mapped: tokens that
+    have pages in every pool, as far as the last unit that mapped some has seen.
     """
 
     request: PreparedRequest
@@ -58,6 +59,7 @@ class SequenceRecord:
     checkpoints: dict[int, Checkpoint] = field(default_factory=dict)
     next_checkpoint: int = 0
     intact: bool = True
+    mapped: int = 0
 
     @property
     def prompt(self) -> int:
@@ -70,9 +72,9 @@ class SequenceRecord:
 
     def append(self, tokens: Sequence[int]) -> None:
         """Accept decided tokens."""
-        end = self.length + len(tokens)
-        self.ledger[self.length : end] = tokens
-        self.length = end
+        for at, token in enumerate(tokens, self.length):
+            self.ledger[at] = token
+        self.length += len(tokens)
 
 
 def new_record(

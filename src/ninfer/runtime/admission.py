@@ -188,7 +188,8 @@ class Admission:
         self._metrics.prompt_tokens += prompt
         self._metrics.cached_tokens += adoption.reused_tokens
         self._metrics.observe(self._program, self._resources)
-        self._outbox.publish(record.response, (GenerationStart(prompt, adoption.reused_tokens),))
+        start = GenerationStart(prompt, adoption.reused_tokens)
+        self._outbox.publish(record.response, lambda: (start,))
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 

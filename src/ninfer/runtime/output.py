@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ninfer.contract import PendingBatch, ProducedRow, RowDecision, RowStatus, UnitLicense
 from ninfer.errors import ConstraintDeadEnd, InvariantError
-from ninfer.results import Event, SpeculationStats, TokenLogprob
+from ninfer.results import SpeculationStats, TokenLogprob
 from ninfer.runtime.pace import Pace, Prices
 from ninfer.runtime.record import CANCELLED, Ending, RequestRecord
 
@@ -14,6 +14,8 @@ _CANCELLED_ROW = RowDecision(0, terminal=True, cancelled=True)
 _FAILED_ROW = RowDecision(0, terminal=True)
 _GO_ON = tuple(RowDecision(n) for n in range(16))
 LICENCES = tuple(UnitLicense(n) for n in range(16))
+ORDINARY = LICENCES[0]
+"""One token, whatever the budgets: a row without output left has ended."""
 
 
 def licence(row: RequestRecord, drafts: int, prices: Prices | None = None) -> UnitLicense:
@@ -28,11 +30,10 @@ def licence(row: RequestRecord, drafts: int, prices: Prices | None = None) -> Un
             row.pace = Pace(prices)
         drafts, ahead = row.pace.turn()
         ahead = max(0, min(ahead, row.left - 2))  # this round decides a token, and the next ends with one
-    if drafts:
-        drafts = min(drafts, row.left - 1)
-        thinking = row.session.licence()
-        if thinking is not None:
-            drafts = min(drafts, thinking - 1)
+    drafts = min(drafts, row.left - 1)
+    thinking = row.session.licence()
+    if thinking is not None:
+        drafts = min(drafts, thinking - 1)
     return LICENCES[max(drafts, 0)] if ahead is None else UnitLicense(max(drafts, 0), ahead)
 
 
@@ -53,20 +54,18 @@ def preview_row(row: RequestRecord, produced: ProducedRow, *, control: bool) -> 
     if produced.status is RowStatus.CONSTRAINT_FAILED:
         row.ending = Ending.failed(ConstraintDeadEnd(position=row.produced))
         return _FAILED_ROW
-    count = len(produced.tokens)
-    if not 1 <= count <= row.left:
-        raise InvariantError(f"a row produced {count} tokens of at most {row.left}")
-    if control:
-        preview = row.session.preview_control(produced.tokens)
-    else:
-        preview = row.session.preview(produced.tokens, _logprobs(produced))
+    tokens, left, session = produced.tokens, row.left, row.session
+    count = len(tokens)
+    if not 1 <= count <= left:
+        raise InvariantError(f"a row produced {count} tokens of at most {left}")
+    preview = session.preview_control(tokens) if control else session.preview(tokens, _logprobs(produced))
     row.previewed = True
     accepted = row.accepted = preview.accepted
     row.verified = produced.drafted, min(accepted, count - 1)
     terminal = preview.terminal
     if terminal is not None:
         row.ending = Ending.limit(row.request.limit) if terminal[0] == "length" else Ending(*terminal)
-    elif accepted == row.left:
+    elif accepted == left:
         row.ending = Ending.limit(row.request.limit)
     if not (1 <= accepted <= count and (accepted == count or row.ending is not None)):
         raise InvariantError(f"a preview accepted {accepted} of {count} tokens")
@@ -75,8 +74,8 @@ def preview_row(row: RequestRecord, produced: ProducedRow, *, control: bool) -> 
     return RowDecision(accepted, terminal=row.ending is not None, boundaries=preview.boundaries)
 
 
-def commit_row(row: RequestRecord, now: float) -> Sequence[Event]:
-    """Account the committed tokens and commit the session's preview. Returns what may now be published."""
+def commit_row(row: RequestRecord, now: float) -> None:
+    """Account the committed tokens and commit the session's preview."""
     row.produced += row.accepted
     if row.first_token is None:
         row.first_token = now
@@ -86,7 +85,7 @@ def commit_row(row: RequestRecord, now: float) -> Sequence[Event]:
     if row.verified[0]:
         row.speculation = (row.speculation or SpeculationStats()).after(*row.verified)
     row.accepted, row.previewed = 0, False
-    return row.session.commit()
+    row.session.commit()
 
 
 def discard_row(row: RequestRecord) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 
 from ninfer.contract import ProgramPort
 from ninfer.errors import DeadlineExceeded, NinferError, QueueTimeout, RequestAborted
-from ninfer.results import Event, GenerationResult
+from ninfer.results import GenerationResult
 from ninfer.runtime.lanes import Keep
 from ninfer.runtime.metrics import Metrics
 from ninfer.runtime.outbox import Outbox
@@ -71,9 +71,10 @@ class Requests:
     def stop_active(self, now: float) -> None:
         """End the rows that have been cancelled or whose time is up."""
         for row in tuple(self.active):
-            ending = stop_reason(row, now)
-            if ending is not None and row.ending is None:
-                self.end(row, ending, now)
+            if row.response.cancel_requested or now >= row.deadline:
+                ending = stop_reason(row, now)
+                if ending is not None and row.ending is None:
+                    self.end(row, ending, now)
 
     def end(self, row: RequestRecord, ending: Ending, now: float) -> None:
         """The row has run its last unit. It settles at once, unless a resource transaction is open.
@@ -102,28 +103,27 @@ class Requests:
         self.active.remove(row)
         self._on_end(row.id)
         self._metrics.observe(self._program, self._resources)
-        events: list[Event] = []
         try:
             if row.previewed:
-                events += self.commit_output(row, now)
-            events += row.session.finish(ending.finish)
+                self.commit_output(row, now)
+            row.session.finish(ending.finish)
         except Exception as error:
             ending = aborted(error)
-        self.complete(row, ending, events)
+        self.complete(row, ending)
 
-    def commit_output(self, row: RequestRecord, now: float) -> Sequence[Event]:
-        """Commit the session's preview; what may now be published."""
+    def commit_output(self, row: RequestRecord, now: float) -> None:
+        """Commit the session's preview."""
         self._metrics.completion_tokens += row.accepted
-        return commit_row(row, now)
+        commit_row(row, now)
 
-    def complete(self, record: RequestRecord, ending: Ending, events: Sequence[Event] = ()) -> None:
+    def complete(self, record: RequestRecord, ending: Ending) -> None:
         """The one place where a request reaches its terminal state."""
         record.ending = ending
         result = record.result()
         record.state = RequestState.FINISHED
         self._forget(record)
         self._metrics.settle(result)
-        self._outbox.complete(record.response, events, result)
+        self._outbox.complete(record.response, record.session.tell, result)
 
     def complete_all(self, error: Callable[[], NinferError]) -> None:
         """End every request with an error of its own. Raises nothing."""
@@ -135,7 +135,8 @@ class Requests:
             except Exception as broken:
                 log.error("forming a result failed", exc_info=broken)
                 self._records.pop(record.id, None)
-                self._outbox.complete(record.response, (), GenerationResult(finish_reason="error", error=failure))
+                result = GenerationResult(finish_reason="error", error=failure)
+                self._outbox.complete(record.response, tuple, result)
 
     def _forget(self, record: RequestRecord) -> None:
         del self._records[record.id]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from ninfer.runtime.record import RequestState
 
@@ -31,8 +31,7 @@ class Row(Protocol):
     lane: int
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(NamedTuple):
     """What the next model unit is, and of which rows: one, except for a decode round."""
 
     kind: Literal["prefill", "control", "decode"]

@@ -12,7 +12,7 @@ from ninfer.contract import PendingBatch, ProgramPort, SequenceHandle
 from ninfer.errors import EngineFailed
 from ninfer.runtime.metrics import Metrics
 from ninfer.runtime.outbox import Outbox
-from ninfer.runtime.output import check_membership, discard_row, licence, preview_row
+from ninfer.runtime.output import ORDINARY, check_membership, discard_row, licence, preview_row
 from ninfer.runtime.pace import Prices
 from ninfer.runtime.record import RequestRecord
 from ninfer.runtime.requests import Requests, aborted
@@ -95,7 +95,8 @@ class Units:
         self._metrics.decode_rounds += 1
         self._metrics.decode_rows += len(rows)
         sequences = [sequence_of(row) for row in rows]
-        licences = [licence(row, self._limits.drafts, self._limits.prices) for row in rows]
+        drafts, prices = self._limits.drafts, self._limits.prices
+        licences = [licence(row, drafts, prices) for row in rows] if drafts else [ORDINARY] * len(rows)
         masks = batch_masks([row.session.matcher for row in rows])
         self._finish(self._program.decode(sequences, licences, masks), rows)
 
@@ -129,11 +130,11 @@ class Units:
                 self._requests.end(row, row.ending, now)
                 continue
             try:
-                events = self._requests.commit_output(row, now)
+                self._requests.commit_output(row, now)
             except Exception as error:
                 self._requests.end(row, aborted(error), now)
                 continue
-            self._outbox.publish(row.response, events)
+            self._outbox.publish(row.response, row.session.tell)
             row.state, row.progressed = row.ready, True
 
     def _abort(self, batch: PendingBatch, rows: Sequence[RequestRecord], error: Exception) -> None:

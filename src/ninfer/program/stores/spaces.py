@@ -132,13 +132,14 @@ class KVStore:
     def commit_frontier(self, space: Handle, tokens: int) -> None:
         """Make the first ``tokens`` columns readable history."""
         s = self.spaces.get(space)
-        if not s.active or not s.committed <= tokens <= PAGE * len(s.blocks):
+        if s.row is None or not s.committed <= tokens <= PAGE * len(s.blocks):
             raise InvariantError(f"{self.kind.name}: frontier {tokens} outside {s.committed}..{PAGE * len(s.blocks)}")
-        for block in range(s.committed // PAGE, pages(tokens)):
-            page = self.pages.get(s.blocks[block])
-            page.committed = min(PAGE, tokens - block * PAGE)
-            if page.committed == PAGE:
-                page.writer = None
+        block, full = s.committed // PAGE, tokens // PAGE
+        for whole in s.blocks[block:full]:
+            page = self.pages.get(whole)
+            page.committed, page.writer = PAGE, None
+        if tokens % PAGE:
+            self.pages.get(s.blocks[full]).committed = tokens % PAGE
         s.committed = tokens
 
     def deactivate(self, space: Handle, keep: int) -> None:
