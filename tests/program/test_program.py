@@ -30,6 +30,7 @@ from ninfer.contract import RowDecision, RowStatus, SamplingSpec, UnitLicense
 from ninfer.errors import DeviceError, InvariantError, OutOfDeviceMemory, StaleHandle
 from ninfer.program import AutomaticKV, ExplicitKV, KVCodec, Program, Shape, open_program
 from ninfer.program.memory import measure
+from ninfer.program.units import recording_bytes
 
 SHAPE = Shape(rows=3, context=256, chunk=64, control=6, codec=KVCodec.FP32, vocabulary=37)
 WARM = SamplingSpec(0.8, 1.0, 0, 0.0, 0.5, 0.25, (7 << 32) | 5)
@@ -536,7 +537,7 @@ def test_a_plan_that_does_not_fit_says_which_option_would(window: int) -> None:
     """What is named fits when it is tried, and the next larger value does not."""
     shape = dataclasses.replace(SHAPE, window=window, spare=3)
     model = SymbolicModel(drafting=window > 0)
-    whole = sum(measure(SymbolicDevice(), model, shape, 4).values()) + 100 * shape.rows * (2 if window else 1)
+    whole = sum(measure(SymbolicDevice(), model, shape, 4).values()) + recording_bytes(SymbolicDevice(), shape)
     tried = 0
     for free in (whole - 1, whole * 7 // 8, whole * 3 // 4, whole // 2):
         with pytest.raises(OutOfDeviceMemory) as caught:
