@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import math
 import os
 import queue
-import secrets
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import attrs
 
 from ninfer.cache import ContextCache
-from ninfer.contract import PreparedRequest, RequestId, SamplingSpec, effective_output
-from ninfer.errors import ContextOverflow, EngineClosed, InvalidRequest, Overloaded
+from ninfer.cancellation import CancelScope, aside, checkpoint
+from ninfer.errors import EngineClosed, InvalidRequest, Overloaded
 from ninfer.handle import GenerationHandle
-from ninfer.inputs import Chat, Message, PromptInput, TextPrompt, TokenPrompt, Tool
-from ninfer.options import EngineOptions, RequestOptions, SamplingParams
+from ninfer.inputs import Chat, Message, PromptInput, Tool
+from ninfer.intake import INPUTS, Intake
+from ninfer.options import EngineOptions, RequestOptions
 from ninfer.progress import Meter
-from ninfer.results import GenerationResult, PauseOutcome, Timings, Usage
+from ninfer.results import GenerationResult, PauseOutcome
 from ninfer.runtime.core import EngineCore
 from ninfer.runtime.instance import open_instance
 from ninfer.runtime.metrics import EngineStats
-from ninfer.runtime.record import RequestRecord
 from ninfer.runtime.response import Response
 from ninfer.runtime.units import Limits
 
@@ -34,7 +33,8 @@ if TYPE_CHECKING:
     from ninfer.frontend import PreparedPrompt
 
 O = TypeVar("O", EngineOptions, RequestOptions)
-_INPUTS = (str, Chat, TextPrompt, TokenPrompt)
+ASYNC_THREADS = 16
+"""On which ``prepare_async`` and ``submit_async`` work; they are made as they are needed."""
 
 
 class Engine:
@@ -82,18 +82,19 @@ class Engine:
         """Tokens of one sequence: prompt and output together."""
         self._device = instance.device_name
         self._frontend = instance.frontend
-        self._defaults = instance.frontend.defaults
+        self._intake = Intake(instance.frontend, chosen, instance.max_context)
         self._core = core
         self.cache = ContextCache(core)
         """What is kept of finished requests."""
         self._bandwidth = instance.bandwidth
         self._process = os.getpid()
+        self._threads = ThreadPoolExecutor(ASYNC_THREADS, "ninfer-async")
         weakref.finalize(self, core.request_close).atexit = False
 
     # -- life ------------------------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        o, shown = self.options, attrs.asdict(self._defaults, filter=lambda a, _: a.name != "seed")
+        o, shown = self.options, attrs.asdict(self._frontend.defaults, filter=lambda a, _: a.name != "seed")
         sampling = ", ".join(f"{name}={value}" for name, value in shown.items())
         most = "at most " if o.spec.adaptive else ""
         drafts = f", spec={o.spec.backend} ({most}{o.spec.window} drafts)" if o.spec.window else ""
@@ -111,6 +112,7 @@ class Engine:
         """End every request with EngineClosed and free everything. Returns when that is done. Idempotent."""
         if os.getpid() == self._process:
             self._core.close()
+            self._threads.shutdown(wait=False)
 
     def __enter__(self) -> Engine:
         return self
@@ -151,16 +153,13 @@ class Engine:
         Errors: InvalidRequest naming the field or message, ToolContractError.
         """
         self._check()
-        if isinstance(prompt, _INPUTS):
-            return self._frontend.prepare(prompt)
-        from ninfer.frontend import PreparedPrompt
+        with self._scope():
+            return self._intake.prepare(prompt)
 
-        if isinstance(prompt, PreparedPrompt):
-            return prompt
-        raise InvalidRequest(
-            f"expected a string, Chat, TextPrompt, TokenPrompt or PreparedPrompt, got {type(prompt).__name__}",
-            field="prompt",
-        )
+    async def prepare_async(self, prompt: PromptInput | PreparedPrompt) -> PreparedPrompt:
+        """``prepare`` without holding up the event loop. Cancelling the task ends the work."""
+        self._check()
+        return await aside(self._threads, self._scope(), lambda: self._intake.prepare(prompt))
 
     def count_tokens(self, prompt: PromptInput | PreparedPrompt) -> int:
         """Tokens the prompt takes, as ``prepare`` would render it."""
@@ -182,53 +181,29 @@ class Engine:
         """Queue a request and return its handle.
 
         options: RequestOptions; keyword arguments replace single fields. block: wait while the engine holds
-        max_outstanding requests instead of raising Overloaded. Errors, before anything has changed: TypeError for an
-        unknown keyword, InvalidRequest, ContextOverflow, Overloaded, EngineClosed, EngineFailed.
+        max_outstanding requests instead of raising Overloaded. Ctrl-C, the request's timeout and ``close`` also end
+        the wait and the compilation of a constraint. Errors, before anything has changed: TypeError for an unknown
+        keyword, InvalidRequest, ContextOverflow, Overloaded, DeadlineExceeded, EngineClosed, EngineFailed.
         """
         self._check()
-        core, submitted = self._core, self._core.clock()
         chosen = _merge(RequestOptions, options, overrides)
-        prepared = self.prepare(prompt)
-        length = len(prepared)
-        if length > self.max_context:
-            raise ContextOverflow(length, self.max_context)
-        if length == 0:
-            raise InvalidRequest("has no tokens", field="prompt")
-        if prepared.tokens.max() >= self._frontend.vocab_size:
-            raise InvalidRequest("was prepared for another model", field="prompt")
-        wanted = self.options.max_tokens if chosen.max_tokens is None else chosen.max_tokens
-        sampling = self._sampling(chosen)
-        if wanted == 0:
-            return self._empty(prepared, chosen, sampling)
-        output, limit = effective_output(length, wanted, self.max_context)
+        with self._scope(chosen.timeout) as scope:
+            return self._submit(scope, prompt, chosen, block)
+
+    def _submit(
+        self, scope: CancelScope, prompt: PromptInput | PreparedPrompt, chosen: RequestOptions, block: bool
+    ) -> GenerationHandle:
+        """``submit``, inside the scope."""
+        core, intake = self._core, self._intake
+        prepared = intake.prepare(prompt)
+        intake.check(prepared)
+        if intake.max_tokens(chosen) == 0:
+            return GenerationHandle(intake.empty(prepared, chosen), self, chosen.metadata)
         core.acquire(block)
         try:
             response = Response(core.outstanding.release, core.wake)
-            record = RequestRecord(
-                request=PreparedRequest(
-                    id=RequestId(0),  # the worker's mailbox numbers it
-                    ticket=0,
-                    identity=prepared.identity,
-                    digest=prepared.digest,
-                    requested_output=wanted,
-                    effective_output=output,
-                    limit=limit,
-                    sampling=sampling,
-                    boundaries=prepared.boundaries,
-                    markers=prepared.cache_markers,
-                    rewrite=prepared.rewrite,
-                    participation=chosen.cache if self.options.cache.enabled else "disabled",
-                    session=chosen.session,
-                    update_session=chosen.update_session,
-                ),
-                session=self._frontend.output_session(prepared, chosen, max_tokens=output),
-                response=response,
-                submitted=submitted,
-                deadline=_after(submitted, chosen.timeout),
-                queue_deadline=_after(submitted, self.options.queue_timeout),
-                prepare_seconds=prepared.prepare_seconds,
-                metadata=chosen.metadata,
-            )
+            record = intake.record(scope, prepared, chosen, response)
+            checkpoint()
             core.enqueue(record)
         except BaseException:
             core.outstanding.release()
@@ -242,10 +217,36 @@ class Engine:
         block: bool = False,
         **overrides: Any,
     ) -> GenerationHandle:
-        """``submit`` without holding up the event loop: rendering, tokenizing and waiting happen on a thread."""
-        import asyncio
+        """``submit`` without holding up the event loop: rendering, tokenizing, compiling and waiting happen on threads.
+        Cancelling the task ends them, and leaves nothing behind."""
+        self._check()
+        chosen = _merge(RequestOptions, options, overrides)
 
-        return await asyncio.to_thread(self.submit, prompt, options, block, **overrides)
+        scope = self._scope(chosen.timeout)
+
+        def work() -> GenerationHandle:
+            handle = self._submit(scope, prompt, chosen, block)
+            if scope.cancelled:
+                handle.close()
+            return handle
+
+        return await aside(self._threads, scope, work)
+
+    def warm_up(self) -> None:
+        """Answer a short prompt, so that what happens once has happened before the first request.
+
+        It is counted nowhere and leaves nothing behind; requests submitted meanwhile wait for it. An engine that has
+        taken a request before is warm, and nothing is done. Errors: the request's own; EngineClosed, EngineFailed.
+        """
+        self._check()
+        chosen = RequestOptions(max_tokens=2, cache="disabled")
+        response = Response(lambda: None, lambda: None)
+        with self._scope() as scope:
+            prepared = self._intake.prepare(Chat([{"role": "user", "content": "."}]))
+            self._intake.check(prepared)
+            self._core.rehearse(self._intake.record(scope, prepared, chosen, response)).result()
+        if response.result is not None and response.result.error is not None:
+            raise response.result.error
 
     def pause(self, handle: GenerationHandle, mode: Literal["auto", "snapshot", "replay"] = "auto") -> PauseOutcome:
         """Take a running request off the device until ``resume``; what it has published and decided stays.
@@ -336,7 +337,7 @@ class Engine:
         """
         self._check()
         chosen = _merge(RequestOptions, options, overrides)
-        if isinstance(prompts, (*_INPUTS, Mapping)) or not isinstance(prompts, Iterable):
+        if isinstance(prompts, (*INPUTS, Mapping)) or not isinstance(prompts, Iterable):
             raise InvalidRequest("expected an iterable of inputs", field="prompts")
         if isinstance(prompts, list | tuple) and prompts and all(isinstance(p, Mapping | Message) for p in prompts):
             raise InvalidRequest("a list of messages is one input: wrap it in Chat, or use chat()", field="prompts")
@@ -399,6 +400,10 @@ class Engine:
             raise EngineClosed("this engine belongs to the process that forked this one")
         self._core.check_available()
 
+    def _scope(self, timeout: float | None = None) -> CancelScope:
+        """A caller's wait, from now on."""
+        return CancelScope(timeout, clock=self._core.clock, alive=self._core.check_available)
+
     def _check_pause(self) -> None:
         self._check()
         if self.options.pause == "never":
@@ -409,29 +414,6 @@ class Engine:
             raise InvalidRequest(f"expected a GenerationHandle, got {type(handle).__name__}", field="handle")
         return handle._response
 
-    def _sampling(self, options: RequestOptions) -> SamplingSpec:
-        chosen = (options.sampling or SamplingParams()).over(self._defaults)
-        fields = attrs.asdict(chosen)
-        if fields["seed"] is None:
-            fields["seed"] = secrets.randbits(64)
-        return SamplingSpec(**fields, logprobs=-1 if options.logprobs is None else options.logprobs)
-
-    def _empty(self, prompt: PreparedPrompt, options: RequestOptions, sampling: SamplingSpec) -> GenerationHandle:
-        """A request for no output: it never reaches the worker."""
-        response = Response(lambda: None, lambda: None)
-        response.complete(
-            GenerationResult(
-                logprobs=None if options.logprobs is None else (),
-                finish_reason="length",
-                stop_reason="max_tokens",
-                usage=Usage(prompt_tokens=len(prompt)),
-                timings=Timings(prepare=prompt.prepare_seconds),
-                seed=sampling.seed,
-                metadata=options.metadata,
-            )
-        )
-        return GenerationHandle(response, self, options.metadata)
-
 
 def _merge(kind: type[O], options: O | None, overrides: Mapping[str, Any]) -> O:
     """Options with single fields replaced. An unknown field is a TypeError."""
@@ -440,7 +422,3 @@ def _merge(kind: type[O], options: O | None, overrides: Mapping[str, Any]) -> O:
     if options is None:
         return kind(**overrides)
     return attrs.evolve(options, **overrides) if overrides else options
-
-
-def _after(start: float, seconds: float | None) -> float:
-    return math.inf if seconds is None else start + seconds

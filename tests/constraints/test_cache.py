@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass
 
 import pytest
 
+import ninfer
+from ninfer.cancellation import CancelScope, checkpoint
 from ninfer.constraints.cache import BUILD_SLOTS, GrammarCache
 
 
@@ -106,3 +109,66 @@ def test_the_budget_bounds_what_is_retained():
     huge = cache.get("huge", lambda: Value(1000))[0]
     assert huge.nbytes == 1000, "usable, though not retained"
     assert cache.stats().entries == 0
+
+
+def test_a_build_lives_as_long_as_somebody_waits_for_it():
+    """Callers come and leave in every order; what was built is right, and what nobody wants ends."""
+    cache, go, ended = GrammarCache(1000), threading.Event(), []
+
+    def build():
+        try:
+            while not go.wait(0.001):
+                checkpoint()
+        except ninfer.Cancelled:
+            ended.append(1)
+            raise
+        return Value()
+
+    def caller(scope):
+        try:
+            with scope:
+                return cache.get("key", build)
+        except ninfer.Cancelled:
+            return None
+
+    for leaving, lives in (({0}, True), ({1, 2}, True), ({0, 1, 2}, False)):
+        cache.close()
+        cache, scopes = GrammarCache(1000), [CancelScope() for _ in range(3)]
+        go.clear()
+        ended.clear()
+        threads, found = in_threads(3, lambda i, scopes=scopes: caller(scopes[i]))
+        while cache.stats().waits < 2:
+            pass
+        for i in leaving:
+            scopes[i].cancel()
+            threads[i].join(10)
+        assert all(found[i] is None for i in leaving)
+        if lives:
+            go.set()
+        join(threads)
+        assert all(isinstance(found[i][0], Value) for i in range(3) if i not in leaving)
+        cache.close()
+        end = time.monotonic() + 10
+        while not (lives or cache.stats().abandoned) and time.monotonic() < end:
+            time.sleep(0.001)
+        assert (cache.stats().builds, cache.stats().abandoned, len(ended)) == ((1, 0, 0) if lives else (0, 1, 1))
+
+
+def test_a_build_that_has_not_begun_never_does():
+    cache, go, begun = GrammarCache(1000), threading.Event(), []
+
+    def build(key):
+        begun.append(key)
+        go.wait(10)
+        return Value()
+
+    threads, _ = in_threads(BUILD_SLOTS, lambda i: cache.get(i, lambda: build(i)))
+    while len(begun) < BUILD_SLOTS:
+        pass
+    with pytest.raises(ninfer.DeadlineExceeded), CancelScope(0.02):
+        cache.get("late", lambda: build("late"))
+    go.set()
+    join(threads)
+    cache.close()
+    assert cache.stats().builds == BUILD_SLOTS
+    assert "late" not in begun

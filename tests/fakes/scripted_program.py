@@ -502,5 +502,8 @@ class ScriptedProgram:
     def stats(self) -> Mapping[str, int]:
         return {"pages.used": self.pages - self.free_pages}
 
+    def count_anew(self) -> None:
+        self._enter("count_anew")
+
     def close(self) -> None:
         self.closed += 1

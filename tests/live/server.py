@@ -69,11 +69,11 @@ def until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
 
 
 @contextlib.contextmanager
-def serving(engine: Engine, **options: Any) -> Iterator[Server]:
-    """A server over ``engine`` while the block runs."""
+def serving(engine: Engine, drain: int = 5, **options: Any) -> Iterator[Server]:
+    """A server over ``engine`` while the block runs. drain: seconds that running answers then get."""
     listening = socket.create_server(("127.0.0.1", 0))
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)  # a client that stalls is felt soon
-    config = uvicorn.Config(create_app(engine, **options), log_config=None, timeout_graceful_shutdown=5)
+    config = uvicorn.Config(create_app(engine, **options), log_config=None, timeout_graceful_shutdown=drain)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=asyncio.run, args=(server.serve([listening]),), daemon=True)
     thread.start()

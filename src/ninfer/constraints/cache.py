@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, Literal, Protocol, TypeVar
 
 import attrs
+
+from ninfer.cancellation import CancelScope, checkpoint, wait_for
 
 CacheOutcome = Literal["hit", "built", "waited"]
 
@@ -26,67 +28,115 @@ T = TypeVar("T", bound=Sized)
 
 @attrs.frozen
 class CacheStats:
-    """entries and retained_bytes now; hits, builds, waits and evictions since the start."""
+    """entries and retained_bytes now; since the start hits, builds, waits for another's build, builds abandoned because
+    nobody waited any more, and evictions."""
 
     entries: int
     retained_bytes: int
     hits: int
     builds: int
     waits: int
+    abandoned: int
     evictions: int
+
+
+class _Build(Generic[T]):
+    """A build under way, and how many callers wait for it. When the last one has left, it ends early."""
+
+    def __init__(self) -> None:
+        self.scope = CancelScope()
+        self.waiting = 0
+        self.future: Future[T]
 
 
 class GrammarCache(Generic[T]):
     """Values by key, the least recently used dropped first. ``budget``: bytes that may be retained.
 
-    A value that was dropped lives on with whoever uses it. What a build raises goes to everyone who waited for it and
-    is not kept. Safe from any thread; no lock is held during a build.
+    A value that was dropped lives on with whoever uses it. Builds run on threads of the cache's own, so that a caller
+    may leave (see ``cancellation``) and the others still get theirs. What a build raises goes to everyone who waited
+    for it and is not kept. Safe from any thread; no lock is held during a build.
     """
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
         self._lock = threading.Lock()
-        self._slots = threading.Semaphore(BUILD_SLOTS)
+        self._threads = ThreadPoolExecutor(BUILD_SLOTS, "ninfer-grammar")
         self._kept: OrderedDict[Hashable, T] = OrderedDict()
-        self._building: dict[Hashable, Future[T]] = {}
-        self._hits = self._builds = self._waits = self._evictions = 0
+        self._building: dict[Hashable, _Build[T]] = {}
+        self._hits = self._builds = self._waits = self._abandoned = self._evictions = 0
 
     def get(self, key: Hashable, build: Callable[[], T]) -> tuple[T, CacheOutcome]:
-        """The value of a key, built by this call when nobody has or is about to. Raises what ``build`` raises."""
+        """The value of a key, built for this call when nobody has or is about to. Raises what ``build`` raises, and
+        what ends the caller's scope."""
+        outcome: CacheOutcome
         with self._lock:
             kept = self._kept.get(key)
             if kept is not None:
                 self._kept.move_to_end(key)
                 self._hits += 1
                 return kept, "hit"
-            future = self._building.get(key)
-            if future is None:
-                mine: Future[T] = Future()
-                self._building[key] = mine
-        if future is not None:
-            value = future.result()
-            with self._lock:
+            running = self._building.get(key)
+            if running is None:
+                outcome, running = "built", self._begin(key, build)
+            else:
+                outcome = "waited"
                 self._waits += 1
-            return value, "waited"
+            running.waiting += 1
         try:
-            with self._slots:
+            return wait_for(running.future), outcome
+        finally:
+            self._leave(key, running)
+
+    def close(self) -> None:
+        """End what is being built. For when the callers' scopes are over."""
+        with self._lock:
+            for running in self._building.values():
+                running.scope.cancel()
+        self._threads.shutdown(wait=False)
+
+    def _begin(self, key: Hashable, build: Callable[[], T]) -> _Build[T]:
+        running: _Build[T] = _Build()
+        try:
+            running.future = self._threads.submit(self._run, key, build, running)
+        except RuntimeError:  # closed
+            checkpoint()
+            raise
+        self._building[key] = running
+        return running
+
+    def _run(self, key: Hashable, build: Callable[[], T], running: _Build[T]) -> T:
+        try:
+            with running.scope:
+                checkpoint()
                 value = build()
-        except BaseException as error:
+        except BaseException:
             with self._lock:
-                del self._building[key]
-            mine.set_exception(error)
+                self._abandoned += running.scope.cancelled
+                self._forget(key, running)
             raise
         with self._lock:
-            del self._building[key]
+            self._forget(key, running)
             self._kept[key] = value
             self._builds += 1
             self._trim()
-        mine.set_result(value)
-        return value, "built"
+        return value
+
+    def _leave(self, key: Hashable, running: _Build[T]) -> None:
+        """One caller less; those who come after the last one start anew."""
+        with self._lock:
+            running.waiting -= 1
+            if running.waiting == 0 and not running.future.done():
+                running.scope.cancel()
+                self._forget(key, running)
+
+    def _forget(self, key: Hashable, running: _Build[T]) -> None:
+        if self._building.get(key) is running:
+            del self._building[key]
 
     def stats(self) -> CacheStats:
         with self._lock:
-            return CacheStats(len(self._kept), self._retained(), self._hits, self._builds, self._waits, self._evictions)
+            counts = self._hits, self._builds, self._waits, self._abandoned, self._evictions
+            return CacheStats(len(self._kept), self._retained(), *counts)
 
     def _retained(self) -> int:
         return sum(value.nbytes for value in self._kept.values())

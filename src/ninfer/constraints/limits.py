@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from ninfer.cancellation import checkpoint
 from ninfer.errors import ConstraintLimit
 
 MAX_REPEAT = 8192
@@ -72,7 +73,8 @@ class Work:
 
 
 def give_way() -> None:
-    """Let a waiting thread have the interpreter."""
+    """Let a waiting thread have the interpreter. Raises what ends this thread's work, if nobody waits for it."""
+    checkpoint()
     time.sleep(1e-4)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from threading import RLock
 
+from ninfer.cancellation import checkpoint
 from ninfer.constraints.automata import Dfa
 from ninfer.constraints.chars import Ranges, intersection
 from ninfer.constraints.ir import (
@@ -224,7 +225,9 @@ class Run:
             except UnicodeDecodeError:
                 self._active, self.complete = {}, False
                 return False
-        for char in text:
+        for i, char in enumerate(text):
+            if i % 256 == 0:
+                checkpoint()
             code = ord(char)
             self._advance(
                 [

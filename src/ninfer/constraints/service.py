@@ -57,13 +57,18 @@ class ConstraintService:
         self._live: weakref.WeakSet[Matcher] = weakref.WeakSet()
 
     def open(self, plan: LanguagePlan, prefix: bytes = b"") -> Opened:
-        """A matcher that has read ``prefix`` and knows its first mask. Raises ConstraintError."""
+        """A matcher that has read ``prefix`` and knows its first mask. Raises ConstraintError, and what ends the
+        caller's scope."""
         begin = perf_counter()
         compiled, outcome = self._cache.get(plan.key, lambda: self._compile(plan))
         matcher = Matcher(compiled.parser(), self._index, timed=self._timed)
         matcher.start(prefix)
         self._live.add(matcher)
         return Opened(plan.kind, matcher, outcome, perf_counter() - begin)
+
+    def close(self) -> None:
+        """Stop what is being compiled."""
+        self._cache.close()
 
     def stats(self) -> dict[str, int]:
         """The cache's counters and sizes; ``index_bytes`` of the vocabulary's index (about); matchers alive and the

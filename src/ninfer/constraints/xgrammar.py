@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ninfer.cancellation import checkpoint
 from ninfer.constraints.limits import MAX_MASK_SECONDS
 from ninfer.errors import ConstraintLimit, InvariantError
 
@@ -87,6 +88,7 @@ class CompiledGrammar:
         words = np.zeros((self._size + 31) // 32, np.uint32)
         waiting, reached = deque([b""]), dict[bytes, bytes]()
         while waiting and thread_time() - begin < seconds:
+            checkpoint()
             text = waiting.popleft()
             parser = self.parser()
             if text:
@@ -96,6 +98,7 @@ class CompiledGrammar:
                 waiting.extend(text + char for char in _next_characters(parser))
         for text in reached.values():
             for period in range(1, min(len(text), _LONGEST_PERIOD) + 1):
+                checkpoint()
                 if thread_time() - begin > 2 * seconds:
                     return
                 parser, repeated = self.parser(), text[-period:]

@@ -315,9 +315,15 @@ class Program:
         return digest(self.store)
 
     def stats(self) -> Mapping[str, int]:
-        """Occupancy, planned bytes by component, and counters since the start (see ``Traffic`` and ``Units``)."""
+        """Occupancy, planned bytes by component, and counters since the start or ``count_anew`` (see ``Traffic`` and
+        ``Units``)."""
         planned = {f"bytes.{name}": n for name, n in self.components.items()}
         return planned | occupancy(self.store) | self._units.counters | self._traffic.counters()
+
+    def count_anew(self) -> None:
+        self._units.count_anew()
+        self._traffic.count_anew()
+        self.store.transfers.count_anew()
 
     def close(self) -> None:
         if not self._closed:

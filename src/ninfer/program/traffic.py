@@ -20,6 +20,9 @@ class Traffic:
         self._drafting = {(B, S): model.draft_bytes(B, S) for B in rows for S in range(K + 1)}
         self.kv_token = sum(plane.bytes_per_token for layout in layouts for plane in layout.planes)
         self.state = state_bytes
+        self.count_anew()
+
+    def count_anew(self) -> None:
         self.prefill_tokens = self.decode_rounds = self.decode_tokens = self.decode_bytes = 0
 
     def decoded(self, frontiers: Sequence[int], tokens: int, columns: int, ahead: int) -> None:

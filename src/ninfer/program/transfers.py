@@ -40,6 +40,9 @@ class Transfers:
         self.page_copies = {kind: len(buffers) for kind, buffers in planes.items()}
         self.image_bytes = sum(b.nbytes // b.shape[0] for b in images)
         self.image_copies = len(images)
+        self.count_anew()
+
+    def count_anew(self) -> None:
         self.bytes = {"d2h": 0, "h2d": 0, "d2d": 0}
 
     def begin(self) -> None:

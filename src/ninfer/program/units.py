@@ -90,12 +90,12 @@ class Units:
         self._frames = [InputFrame(device, fields, shape.rows, sizes, shape.window) for _ in range(2)]
         self._output = HostBlock(device, results)
         self._done = device.event()
-        self._launched_ns = self._results_ns = self._rows = 0
+        self._launched_ns = self._rows = 0
         self._masks = device.host(memory.masks.shape, "u32")
         self._table_version = -1
         self._bounds = Bounds(memory.stored.shape[0], shape.rows, shape.context, shape.columns)
         self._checked = env.checks()
-        self.counters = dict.fromkeys(COUNTERS, 0)
+        self.count_anew()
         self.drafting: Drafting | None = None
         self.steps: tuple[int, ...] = ()
         if memory.drafts is not None:
@@ -124,6 +124,9 @@ class Units:
             if self.drafting is not None:
                 works |= {("draft", B, S): partial(self.drafting.draft, B, S) for S in self.steps}
         return works | {("prefill", width): partial(self._submit_prefill, width) for width in self._prefills}
+
+    def count_anew(self) -> None:
+        self.counters, self._results_ns = dict.fromkeys(COUNTERS, 0), 0
 
     # -- host frames ---------------------------------------------------------------------------------------------
 

@@ -14,8 +14,10 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
+from ninfer.cancellation import POLL_SECONDS, checkpoint
 from ninfer.contract import ProgramPort, RequestId
 from ninfer.errors import EngineClosed, EngineFailed, InvalidRequest, NinferError, Overloaded, StaleHandle
 from ninfer.runtime.costs import CostModel
@@ -51,7 +53,9 @@ class EngineCore:
     ) -> None:
         self.clock = clock
         self.outstanding = Outstanding(max_outstanding)
-        self._worker = Worker(program, limits, cache, costs, clock)
+        self._program = program
+        self._hire = partial(Worker, program, limits, cache, costs, clock)
+        self._worker = self._hire()
         self._teardown = teardown
         self._arrivals: deque[RequestRecord] = deque()
         self._questions: deque[tuple[Callable[[Worker], Any], Future[Any]]] = deque()
@@ -76,10 +80,12 @@ class EngineCore:
             raise self._refusal()
 
     def acquire(self, block: bool) -> None:
-        """Take an outstanding slot. Raises Overloaded when ``block`` is false and there is none."""
-        if not self.outstanding.acquire(block):
-            self.check_available()
-            raise Overloaded(f"{self.outstanding.limit} requests are outstanding")
+        """Take an outstanding slot. Raises Overloaded when ``block`` is false and there is none, and what ends the
+        caller's scope."""
+        while not self.outstanding.acquire(POLL_SECONDS if block else 0):
+            checkpoint()
+            if not block:
+                raise Overloaded(f"{self.outstanding.limit} requests are outstanding")
 
     def enqueue(self, record: RequestRecord) -> None:
         """Hand over a request that holds a slot; the order of these calls is the order of the queue."""
@@ -104,6 +110,11 @@ class EngineCore:
         self.wake()
         return answer
 
+    def rehearse(self, record: RequestRecord) -> Future[None]:
+        """Run a request that needs no slot to its end while everybody else waits, unless one has been accepted before.
+        No counter tells of it."""
+        return self.ask(partial(self._rehearse, record))
+
     def stats(self) -> EngineStats:
         """The counters and gauges now."""
         return self._worker.metrics.snapshot(
@@ -124,7 +135,6 @@ class EngineCore:
         """Have the worker end every request and then the engine. Returns at once and takes no lock."""
         if not self._closing:
             self._closing = True
-            self.outstanding.close()
             self.wake()
 
     def close(self) -> None:
@@ -163,6 +173,18 @@ class EngineCore:
             self._fail(error)
             return False
 
+    def _rehearse(self, record: RequestRecord, worker: Worker) -> None:
+        """By a worker of its own, whose counts and catalogue go with it."""
+        if worker.metrics.accepted:
+            return
+        aside = self._hire()
+        aside.admission.accept(record)
+        while record.response.result is None:
+            if not aside.boundary():
+                time.sleep(aside.seconds_to_next() or 0)
+        self._program.count_anew()
+        worker.metrics.observe(self._program, worker.resources)
+
     def _work(self) -> None:
         while not self._closing:
             if not self.step():
@@ -181,7 +203,6 @@ class EngineCore:
         log.error("the engine failed", exc_info=cause)
         with self._gate:
             self._failure = EngineFailed(message, cause=cause)
-        self.outstanding.close()
         self._end_everything()
 
     def _shut_down(self) -> None:

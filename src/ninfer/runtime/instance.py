@@ -83,6 +83,7 @@ def open_instance(artifact: str | bytes | os.PathLike[Any] | ArtifactSource, opt
             with Meter("load", None, options.progress, delay=0.5) as meter:
                 model = bind(contents, device, components, progress=meter.reach)
             frontend = building.result()
+        opened.callback(frontend.constraints.close)
         chunk = min(options.prefill_chunk or DEFAULT_CHUNK[device.kind], context)
         room = context * options.max_concurrency if isinstance(options.kv_capacity, str) else 0
         cache = resolve(options.cache, options.max_concurrency, device.kind, room)
@@ -104,6 +105,7 @@ def open_instance(artifact: str | bytes | os.PathLike[Any] | ArtifactSource, opt
         opened.callback(program.close)
         costs = CostModel(transfers, measure_prefill(program, chunk, context)) if cache.enabled else GENERIC
         prices = measure_rounds(program, shape.rows, shape.window, context) if shape.adaptive else None
+        program.count_anew()
         _return_freed_memory()
         name = contents.directory.metadata.get("name")
         return Instance(

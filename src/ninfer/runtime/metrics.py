@@ -28,7 +28,8 @@ class EngineStats:
     decode rounds; less
     ``memory["decode_device_ns"]`` it is what the engine itself costs. constraints: of finished requests, ``requests``
     that had one, ``complete`` and ``dead_ends`` among them, ``masks`` and ``mask_h2d_bytes``; of compiled languages
-    ``entries`` and ``retained_bytes`` now, ``hits``, ``builds``, ``waits`` and ``evictions``; outside their budget
+    ``entries`` and ``retained_bytes`` now, ``hits``, ``builds``, ``waits``, ``abandoned`` (builds that nobody waited
+    for any more) and ``evictions``; outside their budget
     ``index_bytes`` of the vocabulary's index, ``matchers`` in use and the ``matcher_tokens`` they have read. memory:
     occupancy reported by the model's stores, each entry named with its unit. context: what is kept of finished
     requests. Both as of the last admission or end of a request.

@@ -17,7 +17,6 @@ class Outstanding:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.closed = False
         self._free: queue.SimpleQueue[None] = queue.SimpleQueue()
         for _ in range(limit):
             self._free.put(None)
@@ -25,23 +24,15 @@ class Outstanding:
     @property
     def in_use(self) -> int:
         """Slots taken now."""
-        return self.limit + self.closed - self._free.qsize()
+        return self.limit - self._free.qsize()
 
-    def acquire(self, block: bool) -> bool:
-        """Take a slot; False when there is none and ``block`` is false, or none will be given any more."""
+    def acquire(self, seconds: float) -> bool:
+        """Take a slot, within so many seconds; False when there is none."""
         try:
-            self._free.get(block)
+            self._free.get(seconds > 0, seconds)
         except queue.Empty:
             return False
-        if self.closed:
-            self._free.put(None)
-        return not self.closed
-
-    def close(self) -> None:
-        """Give no more slots. Callers that wait for one are woken: the extra token goes from one to the next."""
-        if not self.closed:
-            self.closed = True
-            self._free.put(None)
+        return True
 
     def release(self) -> None:
         """Give a slot back."""

@@ -11,6 +11,7 @@ import pytest
 from live.server import ENDLESS, TINY, serving, until
 
 from ninfer import Engine
+from ninfer.constraints.limits import STRETCH, Work
 
 PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens")
 CHAT = PATHS[0]
@@ -154,29 +155,108 @@ def test_leaving_while_the_body_is_sent(narrow):
     assert works(narrow)
 
 
-@pytest.mark.parametrize("phase", ["prepare", "submit"])
-def test_leaving_while_the_request_is_prepared(narrow, monkeypatch, phase):
-    """The thread that prepares or compiles finds out when it is done."""
-    begun, go = threading.Event(), threading.Event()
-    work, before = getattr(narrow.engine, phase), narrow.engine.stats().accepted
+@pytest.fixture
+def held(monkeypatch):
+    """Holds one phase of every request that says so: its preparation, or the compilation of its constraint."""
+    import ninfer.frontend.constrain as compiling
 
-    def slow(*args, **kwargs):
-        begun.set()
-        assert go.wait(20)
-        return work(*args, **kwargs)
+    class Held:
+        begun, go = threading.Event(), threading.Event()
 
-    monkeypatch.setattr(narrow.engine, phase, slow)
-    others = narrow.app_connections()
-    client = connect(narrow, request(CHAT, ENDLESS_ASK))
-    assert begun.wait(20)
-    hang_up(client, "close")
-    assert until(lambda: narrow.app_connections() == others)
-    go.set()
-    assert narrow.idle()
-    assert until(lambda: outcomes(narrow) == {"cancelled": 1})
-    assert narrow.engine.stats().accepted == before + (phase == "submit")
-    monkeypatch.undo()
-    assert works(narrow)
+        def hold(self, server, phase):
+            room, name = (server.engine._frontend, "prepare") if phase == "prepare" else (compiling, "language")
+            work = getattr(room, name)
+
+            def slow(first, *rest):
+                if "[ab]" in repr(first) or "hold" in repr(first):
+                    self.begun.set()
+                    while not self.go.is_set():
+                        Work().spend(STRETCH + 1) if phase == "compile" else self.go.wait(20)
+                return work(first, *rest)
+
+            monkeypatch.setattr(room, name, slow)
+
+    held = Held()
+    yield held
+    held.go.set()
+
+
+HELD_ASK = {**ENDLESS_ASK, "messages": [{"role": "user", "content": "hold"}]}
+
+
+@pytest.mark.parametrize("how", ["close", "reset", "half"])
+@pytest.mark.parametrize("phase", ["prepare", "compile"])
+def test_leaving_while_the_request_is_prepared(engine, held, phase, how):
+    """Its places are free at once, whatever its thread still does, and the next request is served in them."""
+    with serving(engine, max_requests=1) as server:
+        held.hold(server, phase)
+        accepted, abandoned = engine.stats().accepted, engine.stats().constraints["abandoned"]
+        client = connect(server, request(CHAT, HELD_ASK))
+        assert held.begun.wait(20)
+        assert server.post(CHAT, ASK).status_code == 429
+        hang_up(client, how)
+        assert until(lambda: running(server) == 0)
+        assert server.idle()
+        assert works(server)
+        assert not held.go.is_set()
+        assert until(lambda: engine.stats().constraints["abandoned"] == abandoned + (phase == "compile"))
+        held.go.set()
+        assert until(lambda: outcomes(server) == {"cancelled": 1, "overloaded": 1, "stop": 1})
+        assert engine.stats().accepted == accepted + 1
+        client.close()
+
+
+def running(server):
+    lines = server.get("/metrics").text.splitlines()
+    return float(next(line.split()[-1] for line in lines if line.startswith("ninfer_requests_running ")))
+
+
+def test_leaving_a_compilation_that_another_waits_for(engine, held):
+    with serving(engine) as server:
+        held.hold(server, "compile")
+        form = {**ASK, "structured_outputs": {"regex": "[ab]{3}"}}
+        builds = engine.stats().constraints["builds"]
+        first = connect(server, request(CHAT, form))
+        assert held.begun.wait(20)
+        waits = engine.stats().constraints["waits"]
+        second = connect(server, request(CHAT, form))
+        assert until(lambda: engine.stats().constraints["waits"] == waits + 1)
+        hang_up(first, "close")
+        assert until(lambda: engine.stats().outstanding == 1)
+        held.go.set()
+        with second:
+            answer = read(second)
+        text = json.loads(answer.partition("\r\n\r\n")[2])["choices"][0]["message"]["content"]
+        assert len(text) == 3
+        assert engine.stats().constraints["builds"] == builds + 1
+        assert server.idle()
+
+
+@pytest.mark.parametrize("phase", ["compile", "queue"])
+def test_the_request_timeout_holds_before_the_request_runs(engine, held, phase):
+    with serving(engine, request_timeout=0.2) as server:
+        lanes = engine.options.max_concurrency if phase == "queue" else 0
+        running = [engine.submit("Hello", max_tokens=1900, ignore_eos=True) for _ in range(lanes)]
+        held.hold(server, "compile")
+        answer = server.post(CHAT, HELD_ASK if phase == "compile" else ASK)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
+        assert engine.stats().outstanding == lanes
+        for handle in running:
+            handle.close()
+        assert server.idle()
+        assert works(server)
+
+
+def test_a_server_told_to_end_waits_for_no_compilation(engine, held):
+    with serving(engine, drain=1) as server:
+        held.hold(server, "compile")
+        client = connect(server, request(CHAT, HELD_ASK))
+        assert held.begun.wait(20)
+    assert server.idle()
+    assert not held.go.is_set()
+    client.close()
+    with serving(engine) as server:
+        assert works(server)
 
 
 def test_a_client_that_does_not_read(engine):
@@ -198,7 +278,7 @@ def test_an_engine_fault_ends_one_request_only(server, monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("no text of this is for the client")
 
-    monkeypatch.setattr(server.engine, "prepare", broken)
+    monkeypatch.setattr(server.engine._frontend, "prepare", broken)
     for path in PATHS[:1]:
         failed = server.post(path, ASK)
         assert (failed.status_code, failed.json()["error"]["code"]) == (500, "internal_error")

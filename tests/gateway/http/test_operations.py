@@ -105,15 +105,19 @@ def test_limits_are_positive(engine, field):
 # -- readiness ---------------------------------------------------------------------------------------------------------
 
 
-def test_ready_follows_the_warm_up_and_the_engine():
-    with Engine(TINY, max_context=256, progress=False) as engine, serving(engine) as server:
-        assert engine.stats().accepted == 1
-        assert sample(server, "ninfer_engine_decode_rounds_total") == 0
-        context = engine.stats().context
-        assert (sum(context.entries.values()), context.sessions, sum(context.captures.values())) == (0, 0, 0)
-        assert sample(server, "ninfer_engine_context", of="misses.disabled") == 0
+def test_ready_follows_the_warm_up_and_the_engine(monkeypatch, tiny):
+    go, warm_up, start = threading.Event(), tiny.warm_up, tiny.stats()
+    monkeypatch.setattr(tiny, "warm_up", lambda: go.wait(20) and warm_up())
+    threading.Timer(0.3, go.set).start()
+    began = time.monotonic()
+    with serving(tiny) as server:
+        assert go.is_set()
+        assert time.monotonic() - began > 0.2
+        assert tiny.stats() == start
+        for name in ("decode_rounds_total", "prefill_units_total", "decode_seconds_total"):
+            assert sample(server, f"ninfer_engine_{name}") == 0
         assert sample(server, "ninfer_requests_total", protocol="chat_completions", outcome="stop") == 0
-        engine.close()
+        tiny.close()
         assert server.get("/ready").status_code == 503
         assert server.get("/health").status_code == 200
         refused = server.post(CHAT, body())
@@ -121,6 +125,13 @@ def test_ready_follows_the_warm_up_and_the_engine():
         assert server.post("/v1/messages", {"model": "ninfer-tiny", "max_tokens": 3, "messages": [
             {"role": "user", "content": "x"}]}).json()["error"]["type"] == "api_error"  # fmt: skip
         assert sample(server, "ninfer_engine_available") == 0
+
+
+@pytest.fixture
+def tiny():
+    """An engine that has answered nothing."""
+    with Engine(TINY, max_context=256, progress=False) as engine:
+        yield engine
 
 
 # -- counts ------------------------------------------------------------------------------------------------------------
@@ -308,7 +319,8 @@ def test_a_port_in_use(server, capsys):
 
 def test_preparing_holds_up_no_other_answer(server, monkeypatch):
     """While one request keeps a processor busy with its preparation, another's stream keeps coming."""
-    prepare, received, seen = server.engine.prepare, [], []
+    frontend, received, seen = server.engine._frontend, [], []
+    prepare = frontend.prepare
 
     def busy(prompt):
         monkeypatch.undo()
@@ -321,7 +333,7 @@ def test_preparing_holds_up_no_other_answer(server, monkeypatch):
     with httpx2.stream("POST", f"{server.url}{CHAT}", json=body(stream=True, **ENDLESS), timeout=60) as answer:
         chunks = answer.iter_raw()
         received.append(next(chunks))
-        monkeypatch.setattr(server.engine, "prepare", busy)
+        monkeypatch.setattr(frontend, "prepare", busy)
         other = threading.Thread(target=server.post, args=(CHAT, body()))
         other.start()
         for chunk in chunks:

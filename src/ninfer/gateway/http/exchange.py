@@ -1,13 +1,13 @@
 """One request from its first byte to its last: read, prepared and submitted off the event loop, answered, settled.
 
-A client that leaves ends its request in the engine, and the exchange runs on to the request's own end, which comes
-within one round: everything is released, counted and written down on the one path there is.
+A client that leaves ends what is done for it. Until its request is in the engine, the exchange ends there and then; a
+request in the engine is cancelled, and the exchange runs on to its end, which comes within one round. Either way
+everything is released, counted and written down on the one path there is.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
 import time
@@ -19,6 +19,7 @@ import attrs
 from ninfer.gateway.http.access import check_key
 from ninfer.gateway.http.body import Receive, parse, read_body
 from ninfer.gateway.http.errors import ApiError, ClientLeft, api_error
+from ninfer.gateway.http.leaving import unless_left, watched
 from ninfer.gateway.http.log import Entry
 from ninfer.gateway.http.service import Service
 from ninfer.gateway.http.sse import dumps
@@ -82,15 +83,10 @@ class _Client:
         self.handle: GenerationHandle | None = None
 
     def leave(self) -> None:
-        """Nobody reads on. May come at any time, also while another thread submits the request."""
+        """Nobody reads on. May come at any time."""
         self.left = True
         if self.handle is not None:
             self.handle.cancel()
-
-    def check(self) -> None:
-        """Raises ClientLeft."""
-        if self.left:
-            raise ClientLeft
 
     async def write(self, message: Mapping[str, Any]) -> None:
         """Send, unless there is nobody to send to. A client that takes nothing for too long counts as gone."""
@@ -122,47 +118,26 @@ async def _answer(
     service: Service, protocol: Protocol, scope: Mapping[str, Any], receive: Receive, client: _Client
 ) -> None:
     raw = await read_body(scope, receive, service.options)
-    async with _watched(receive, client):
-        counted = await service.run(_start, service, protocol, raw, client)
-        if counted is not None:
-            await client.json(200, {"input_tokens": counted})
-            client.entry.outcome = "stop"
-            return
-        assert client.call is not None
-        client.entry.stream = client.call.stream
+    counted = await unless_left(receive, _start(service, protocol, raw, client))
+    if counted is not None:
+        await client.json(200, {"input_tokens": counted})
+        client.entry.outcome = "stop"
+        return
+    assert client.call is not None
+    client.entry.stream = client.call.stream
+    async with watched(receive, client.leave):
         await (_stream if client.call.stream else _aggregate)(client.call, client, service.served)
 
 
-def _start(service: Service, protocol: Protocol, raw: bytes, client: _Client) -> int | None:
-    """Read, prepare, compile and submit, on a thread. The number of tokens where only that was asked."""
+async def _start(service: Service, protocol: Protocol, raw: bytes, client: _Client) -> int | None:
+    """Read, prepare, compile and submit. The number of tokens where only that was asked."""
     engine = service.engine
-    asked = protocol.read(parse(raw), service.served, client.paths)
-    client.check()
+    asked = await service.run(lambda: protocol.read(parse(raw), service.served, client.paths))
     if isinstance(asked, Chat):
-        return engine.count_tokens(asked)
-    prompt = engine.prepare(asked.prompt)
-    client.check()
+        return len(await engine.prepare_async(asked))
     client.call = asked
-    client.handle = engine.submit(prompt, asked.options, timeout=service.options.request_timeout)
-    if client.left:
-        client.handle.cancel()
+    client.handle = await engine.submit_async(asked.prompt, asked.options, timeout=service.options.request_timeout)
     return None
-
-
-@contextlib.asynccontextmanager
-async def _watched(receive: Receive, client: _Client) -> AsyncIterator[None]:
-    """Learn of a client that leaves, whatever its request is doing."""
-
-    async def watch() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        client.leave()
-
-    task = asyncio.create_task(watch())
-    try:
-        yield
-    finally:
-        task.cancel()
 
 
 async def _events(client: _Client, served: Served) -> AsyncIterator[Event]:

@@ -62,7 +62,7 @@ class Metrics:
 
 
 class _EngineCollector:
-    """The engine's gauges, and its counters less what they were when the server said ready."""
+    """The engine's gauges and counters."""
 
     def __init__(self, stats: Callable[[], EngineStats], available: Callable[[], bool]) -> None:
         self._stats, self._available = stats, available

@@ -1,28 +1,25 @@
-"""What all requests of one server share: the engine, the threads that prepare, the counts, and whether it is ready."""
+"""What all requests of one server share: the engine, the threads that read, the counts, and whether it is ready."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import attrs
-
-from ninfer import EngineStats
+from ninfer.cancellation import CancelScope, aside
 from ninfer.engine import Engine
 from ninfer.gateway.http.errors import ApiError
 from ninfer.gateway.http.log import Entry, RequestLog
 from ninfer.gateway.http.metrics import Metrics
 from ninfer.gateway.http.options import ServerOptions
 from ninfer.gateway.http.translate import Served
-from ninfer.inputs import Chat
 
 T = TypeVar("T")
 THREADS = 16
-"""That prepare prompts and compile constraints; a slow one holds up no event loop, and 15 others go on."""
+"""That read bodies and try output forms; the engine has its own for prompts and constraints."""
 
 logger = logging.getLogger("ninfer.http")
 
@@ -41,10 +38,9 @@ class Service:
         self.max_requests = options.max_requests or engine.options.max_outstanding
         self.running = 0
         self.warm = False
-        self.metrics = Metrics(self.stats, lambda: engine.available)
+        self.metrics = Metrics(engine.stats, lambda: engine.available)
         self._log = RequestLog(options.request_log)
         self._threads = ThreadPoolExecutor(THREADS, "ninfer-http")
-        self._before: EngineStats | None = None
         self._warming: asyncio.Task[None] | None = None
 
     # -- life ------------------------------------------------------------------------------------------------
@@ -65,13 +61,10 @@ class Service:
 
     async def _warm_up(self) -> None:
         try:
-            prompt = Chat([{"role": "user", "content": "."}])
-            handle = await self.run(self.engine.submit, prompt, max_tokens=2, cache="disabled")
-            await handle
+            await self.run(self.engine.warm_up)
         except Exception:
             logger.exception("the warm-up failed")
         else:
-            self._before = self.engine.stats()
             self.warm = True
 
     @property
@@ -94,34 +87,11 @@ class Service:
             self.running -= 1
             self.metrics.running.dec()
 
-    async def run(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Call ``work`` on a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: work(*args, **kwargs))
+    async def run(self, work: Callable[[], T]) -> T:
+        """Call ``work`` on a thread, where it ends early when this task is cancelled."""
+        return await aside(self._threads, CancelScope(), work)
 
     def settle(self, entry: Entry) -> None:
         """Count and write down a request that has ended."""
         self.metrics.settle(entry)
         self._log.write(entry, self.served.model)
-
-    def stats(self) -> EngineStats:
-        """The engine's counters since the warm-up."""
-        now, before = self.engine.stats(), self._before
-        if before is None:
-            return now
-        context = attrs.evolve(now.context, **_since(now.context, before.context, _CONTEXT_COUNTERS))
-        return attrs.evolve(now, context=context, **_since(now, before, _COUNTERS))
-
-
-_COUNTERS = ("accepted", "prompt_tokens", "cached_tokens", "completion_tokens", "prefill_units", "control_units",
-             "decode_rounds", "decode_rows", "decode_ns")  # fmt: skip
-_CONTEXT_COUNTERS = ("hits", "misses", "reused_tokens", "captures", "skips", "evictions", "degraded", "bytes",
-                     "assessments")  # fmt: skip
-
-
-def _since(now: Any, before: Any, names: tuple[str, ...]) -> dict[str, Any]:
-    """How far counters, or mappings of counters, have come."""
-    values = {name: (getattr(now, name), getattr(before, name)) for name in names}
-    return {
-        name: {key: count - b.get(key, 0) for key, count in a.items()} if isinstance(a, Mapping) else a - b
-        for name, (a, b) in values.items()
-    }

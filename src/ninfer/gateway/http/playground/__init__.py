@@ -19,6 +19,7 @@ from ninfer.errors import ConstraintError
 from ninfer.gateway.http.access import check_key
 from ninfer.gateway.http.body import parse, read_body
 from ninfer.gateway.http.errors import BadRequest, ClientLeft
+from ninfer.gateway.http.leaving import unless_left
 from ninfer.gateway.http.service import Service
 from ninfer.gateway.http.shapes import Either, Many, Record, Text, field
 
@@ -57,7 +58,8 @@ def routes(service: Service) -> list[BaseRoute]:
         try:
             with service.place():
                 raw = await read_body(request.scope, request.receive, options)
-                return JSONResponse(await service.run(_check, parse(raw)))
+                work = service.run(lambda: _check(parse(raw)))
+                return JSONResponse(await unless_left(request.receive, work))
         except ClientLeft:
             return Response(status_code=499)
 
