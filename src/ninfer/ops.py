@@ -412,5 +412,5 @@ class Ops(Protocol):
         ...
 
     def gather(self, dst: Buffer, src: Buffer, index: Buffer) -> None:
-        """dst[i] = src[index[i]]; index i32 [n]."""
+        """dst[i] = src[index[i]]; index i32 [n], where one below 0 leaves dst[i] alone."""
         ...

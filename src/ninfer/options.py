@@ -223,13 +223,17 @@ class SpecOptions:
     backend: "none", "mtp" (the model's own multi-token-prediction module), "dflash" or "dflash2" (block-drafting
     companions). The artifact must hold it. draft_tokens: most tokens drafted for a round, 1..7; ``None``: 3 with "mtp",
     else 7. adaptive: each request has as many drafts in a round as pay, judged by how its last ones fared and by what
-    rounds cost, which is measured when the engine starts; a seed may then give other tokens in another engine. With
-    "none" everything else is refused: it would have no effect.
+    rounds cost, which is measured when the engine starts; a seed may then give other tokens in another engine.
+    proposal_head: draft with the artifact's reduced head, whose tokens alone are then drafted; ``None``: where it has
+    one. With "none" everything else is refused: it would have no effect.
     """
 
     backend: str = attrs.field(default="none", validator=_choice("none", "mtp", "dflash", "dflash2"))
     draft_tokens: int | None = attrs.field(default=None, validator=_integer(1, 7, optional=True), kw_only=True)
     adaptive: bool = attrs.field(default=False, validator=_boolean, kw_only=True)
+    proposal_head: bool | None = attrs.field(
+        default=None, validator=attrs.validators.optional(_boolean), kw_only=True
+    )
 
     def __attrs_post_init__(self) -> None:
         if self.backend == "none":

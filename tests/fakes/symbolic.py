@@ -412,6 +412,8 @@ class SymbolicModel:
     guess: Callable[[int, int], int] = lambda hidden, token: mix(hidden, token)
     seen: list[int] = field(default_factory=list)
     """Hashes of the context that each row's block saw, of all of it and of its end."""
+    proposed: tuple[int, ...] | None = None
+    """Tokens that alone are drafted; the logit of each is the ordinary one."""
 
     @property
     def kv_geometries(self) -> dict[PoolKind, KVGeometry]:
@@ -422,6 +424,10 @@ class SymbolicModel:
 
     def draft_bytes(self, rows: int, window: int) -> int:
         return 100 * window
+
+    @property
+    def proposal(self) -> HostBuffer | None:
+        return None if self.proposed is None else HostBuffer(np.array(self.proposed, np.int32), "i32")
 
     def block(self, window: int) -> BlockShape | None:
         if self.drafting not in ("block", "chain"):
@@ -447,6 +453,7 @@ class SymbolicModel:
             self.guess,
             scope.buffer("state", (p.slots, min(RING + p.unsettled, p.context)), "u64") if p.block else None,
             self.seen,
+            self.proposed,
         )
 
 
@@ -462,6 +469,7 @@ class PlacedSymbolicModel:
     guess: Callable[[int, int], int]
     ring: HostBuffer | None
     seen: list[int]
+    proposed: tuple[int, ...] | None
 
     def planes(self, pool) -> tuple[HostBuffer, ...]:
         return (self.columns[pool],)
@@ -562,6 +570,14 @@ class PlacedSymbolicModel:
         def run() -> None:
             for row, h in zip(out.array, hidden.array[:, 0]):
                 row[:] = hashed_logits(int(h), self.vocabulary)
+
+        self.device.submit("logits", run)
+
+    def propose(self, hidden, out) -> None:
+        def run() -> None:
+            for row, h in zip(out.array, hidden.array[:, 0]):
+                logits = hashed_logits(int(h), self.vocabulary)
+                row[:] = logits if self.proposed is None else logits[list(self.proposed)]
 
         self.device.submit("logits", run)
 

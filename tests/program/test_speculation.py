@@ -34,8 +34,9 @@ def opened(
     delayed: bool = True,
     kind: bool | str = True,
     adaptive: bool = False,
+    proposed: tuple[int, ...] | None = None,
 ):
-    model = SymbolicModel(VOCABULARY, drafting=kind)
+    model = SymbolicModel(VOCABULARY, drafting=kind, proposed=proposed)
     if guess is not None:
         model.guess = guess
     shape = Shape(rows, CONTEXT, CHUNK, CONTROL, KVCodec.FP32, VOCABULARY, window=window, adaptive=adaptive)
@@ -69,7 +70,8 @@ def test_tokens_do_not_depend_on_drafts(kind: bool | str, data: st.DataObject, w
     """Rows of several kinds, in changing batches, with licences, forced tokens, masks, short commits and cancels. A
     companion has seen all that was decided, and nothing else."""
     adaptive, delayed = data.draw(st.booleans()), data.draw(st.booleans())
-    program, device = opened(window, kind=kind, adaptive=adaptive, delayed=delayed)
+    proposed = data.draw(st.none() | st.permutations(range(VOCABULARY)).map(lambda ids: tuple(ids[:3])))
+    program, device = opened(window, kind=kind, adaptive=adaptive, delayed=delayed, proposed=proposed)
     blocks = True  # one was drafted in every round
     seen = program._units.memory.model.seen
     start = program.audit()
@@ -122,6 +124,8 @@ def test_tokens_do_not_depend_on_drafts(kind: bool | str, data: st.DataObject, w
             r[2] = True
             decisions.append(RowDecision(len(produced.tokens)))
         program.commit(batch, decisions)
+        drafts = {draft for r in batch_rows for draft in program._sequences.get(r[1]).drafts}
+        assert drafts <= set(range(VOCABULARY) if proposed is None else proposed)
         if kind is not True and blocks:
             assert seen == [h for r in batch_rows for h in r[0].context()]
             seen.clear()

@@ -16,13 +16,15 @@ from ninfer.artifact.framing import MAX_FILE_BYTES
 from ninfer.convert.checkpoint import Checkpoint
 from ninfer.convert.companion import companion_record
 from ninfer.convert.hf_config import CONFIG, SourceConfig, parse_config, read_json
-from ninfer.convert.planning import Plan, plan
+from ninfer.convert.planning import Item, Plan, plan
+from ninfer.convert.proposal import proposed_ids
 from ninfer.convert.quantised import resolver
 from ninfer.convert.resources import text_resources, vision_resources
 from ninfer.convert.sources import locate
 from ninfer.convert.streaming import Chunk, encoded
 from ninfer.errors import ConversionError, InvalidRequest
 from ninfer.models.qwen3_5 import recipes
+from ninfer.models.qwen3_5.parameters import PROPOSAL_HEAD
 from ninfer.options import ProgressCallback
 from ninfer.progress import Meter
 
@@ -66,6 +68,8 @@ def convert(
     components: Sequence[str] | None = None,
     dflash: str | os.PathLike[str] | None = None,
     dflash2: str | os.PathLike[str] | None = None,
+    proposal_head: str | os.PathLike[str] | Sequence[int] | None = None,
+    proposal_rows: int | None = None,
     shard_bytes: int = MAX_FILE_BYTES,
     progress: bool | ProgressCallback | None = None,
 ) -> ConversionReport:
@@ -75,6 +79,9 @@ def convert(
     Modules quantised by compressed-tensors (FP8 by row, NVFP4) keep their bits whatever the recipe.
     name: the model's public name. components: of "text", "mtp", "vision"; default: those the checkpoint has.
     dflash, dflash2: checkpoint folders of companions of this model, which become components too.
+    proposal_head: tokens of a reduced output head that they and the MTP module draft with: ids, a JSON file of ids, or
+    a ``.npy`` file of how often each id occurs, of which the ``proposal_rows`` most frequent are taken (default 131072,
+    or all).
     shard_bytes: no file of the artifact grows beyond it. progress: ``None`` (a bar in a terminal or notebook), a bool,
     or ``callback("convert", done, total)``, in bytes of the checkpoint.
 
@@ -95,9 +102,10 @@ def convert(
         companion_records={name: record for name, (record, _) in found.items()},
     )
     with Checkpoint(folder, {f"{name}/": place for name, place in places.items()}) as checkpoint:
-        planned = prepare(folder, config, checkpoint, recipe, name, components)
+        planned = prepare(folder, config, checkpoint, recipe, name, components, proposal_head, proposal_rows)
         used = {name for parent in planned.parents.values() for item in parent.items for name in item.stored.names}
         total = sum(checkpoint.tensors[name].nbytes for name in used)
+        total += sum(_read_again(item) for parent in planned.parents.values() for item in parent.items)
         with Meter("convert", total, progress) as meter:
 
             def contents(object_id: str) -> Iterator[Chunk]:
@@ -124,27 +132,43 @@ def prepare(
     recipe: str,
     name: str | None = None,
     components: Sequence[str] | None = None,
+    proposal_head: str | os.PathLike[str] | Sequence[int] | None = None,
+    proposal_rows: int | None = None,
 ) -> Plan:
     """The plan of a conversion. Reads headers and a few scalars, no weights (a stored tied head excepted)."""
     _refuse_fused(checkpoint)
     chosen = _components(config, checkpoint, components)
     resources = {"text": text_resources(folder, config)}
+    proposal = None
+    if proposal_head is not None:
+        if not set(chosen) & {"mtp", "dflash", "dflash2"}:
+            raise InvalidRequest("nothing here drafts", field="proposal_head")
+        proposal = proposed_ids(proposal_head, proposal_rows, resources["text"]["tokenizer.json"])
+    elif proposal_rows is not None:
+        raise InvalidRequest("says how large a proposal_head is", field="proposal_rows")
     if "vision" in chosen and config.vision is not None:
         resources["vision"] = vision_resources(folder, config.vision)
     planned = plan(
         config,
         chosen,
-        locate(config, chosen, checkpoint.tensors),
+        locate(config, chosen, checkpoint.tensors, proposal),
         resolver(checkpoint, config.quantization),
         RECIPES[recipe],
         resources,
         metadata={} if name is None else {"name": name},
         provenance={"converter": "ninfer", "recipe": recipe},
+        proposal=proposal,
     )
     _refuse_extra(config, checkpoint, planned, chosen)
     if recipe == "import" and not any(item.stored.format for p in planned.parents.values() for item in p.items):
         raise ConversionError("nothing is quantised here that could be imported", tensor=CONFIG)
     return planned
+
+
+def _read_again(item: Item) -> int:
+    """Bytes of a parameter whose tensor another one has read whole."""
+    words = item.stored.words
+    return words.nbytes * item.source.rows // words.shape[0] if item.spec.name == PROPOSAL_HEAD else 0
 
 
 def _check_arguments(

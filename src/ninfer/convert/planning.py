@@ -6,12 +6,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 
 from ninfer.artifact import (
     Binding,
     Component,
     Directory,
     Part,
+    Proposal,
     ResourceSpec,
     TensorSpec,
     Use,
@@ -26,9 +29,11 @@ from ninfer.convert.sources import Source
 from ninfer.errors import ArtifactError, ConversionError
 from ninfer.models.qwen3_5.packing import parents
 from ninfer.models.qwen3_5.parameters import (
+    PROPOSAL_IDS,
     ParameterSpec,
     dflash_parameters,
     mtp_parameters,
+    proposal_parameters,
     shared_binding,
     text_parameters,
     vision_parameters,
@@ -65,15 +70,19 @@ class Plan:
     blobs: Mapping[str, bytes]
 
 
-def parameters(config: SourceConfig, components: Sequence[str]) -> list[ParameterSpec]:
-    """Every parameter of the chosen components, in the order text, mtp, vision, dflash, dflash2."""
-    specs = list(text_parameters(config.text, [name for name in ("mtp", *config.companions) if name in components]))
+def parameters(config: SourceConfig, components: Sequence[str], proposed: int | None = None) -> list[ParameterSpec]:
+    """Every parameter of the chosen components, in the order text, mtp, vision, dflash, dflash2, and then of a head of
+    ``proposed`` rows for drafting."""
+    companions = [name for name in ("mtp", *config.companions) if name in components]
+    specs = list(text_parameters(config.text, companions))
     if "mtp" in components:
         specs += mtp_parameters(config.text)
     if "vision" in components and config.vision is not None:
         specs += vision_parameters(config.vision, config.text.hidden_size)
     for companion in config.companions.values():
         specs += dflash_parameters(companion, config.text)
+    if proposed is not None:
+        specs += proposal_parameters(config.text, proposed, companions)
     return specs
 
 
@@ -87,26 +96,37 @@ def plan(
     *,
     metadata: Mapping[str, Any],
     provenance: Mapping[str, Any],
+    proposal: npt.NDArray[np.int32] | None = None,
 ) -> Plan:
-    """Decides everything. ``resources``: component -> role -> bytes. ConversionError names a tensor that does not fit.
+    """Decides everything. ``resources``: component -> role -> bytes. proposal: tokens of a head for drafting.
+    ConversionError names a tensor that does not fit.
 
     Modules that the checkpoint stores quantised keep their bits under every recipe; the recipe rules the others.
     """
     items = {}
-    for spec in parameters(config, components):
+    for spec in parameters(config, components, None if proposal is None else len(proposal)):
+        if spec.name == PROPOSAL_IDS:
+            continue
         stored = resolve(sources[spec.name])
         items[spec.name] = Item(spec, sources[spec.name], stored, stored.format or storage_format(recipe, spec))
     tensors, bindings = _pack(items, tied=config.text.tie_word_embeddings)
     uses, divisors = _uses(items.values())
+    bindings = {name: bindings[name] for name in items}
+    direct = [TensorSpec(name, "fp32", ()) for name in divisors]
+    if proposal is not None:
+        ids = f"auxiliary/{len(divisors):06d}"
+        divisors[ids] = proposal.astype("<i4").tobytes()
+        direct.append(TensorSpec(ids, "int32", proposal.shape))
+        bindings[PROPOSAL_IDS] = Binding((Part(ids, 0, len(proposal)),), whole=True)
     blobs = {_resource_id(c, role): data for c, roles in resources.items() for role, data in roles.items()}
     directory = plan_directory(
-        components=_components(config, components, resources),
+        components=_components(config, components, resources, proposal),
         objects=[
             *(ResourceSpec(name, len(data)) for name, data in blobs.items()),
             *(TensorSpec(parent.id, parent.format, parent.shape) for parent in tensors.values()),
-            *(TensorSpec(name, "fp32", ()) for name in divisors),
+            *direct,
         ],
-        bindings={name: bindings[name] for name in items},
+        bindings=bindings,
         uses=uses,
         metadata=metadata,
         provenance=provenance,
@@ -164,8 +184,9 @@ def _policy(stored: Stored) -> Policy:
 
 
 def _components(
-    config: SourceConfig, components: Sequence[str], resources: Mapping[str, Mapping[str, bytes]]
-) -> dict[str, Component]:
+    config: SourceConfig, components: Sequence[str], resources: Mapping[str, Mapping[str, bytes]],
+    proposal: npt.NDArray[np.int32] | None,
+) -> dict[str, Component]:  # fmt: skip
     records = {"text": config.text_record, "mtp": config.mtp_record, "vision": config.vision_record}
     records |= config.companion_records
     return {
@@ -173,6 +194,7 @@ def _components(
             config=records[name] or {},
             target=None if name == "text" else "text",
             resources={role: _resource_id(name, role) for role in resources.get(name, ())},
+            proposal=Proposal("indexed", len(proposal)) if name == "text" and proposal is not None else None,
         )
         for name in components
     }

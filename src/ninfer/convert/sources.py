@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 
 from ninfer.convert.hf_config import SourceConfig
 from ninfer.models.qwen3_5.config import FULL, Dense, DFlashConfig, Moe, TextConfig, VisionConfig
+from ninfer.models.qwen3_5.parameters import PROPOSAL_HEAD
 
 Spans = tuple[tuple[int, int], ...]
 
@@ -43,10 +46,16 @@ class Source:
 Located = Iterator[tuple[str, Source]]
 
 
-def locate(config: SourceConfig, components: Collection[str], names: Collection[str]) -> dict[str, Source]:
+def locate(
+    config: SourceConfig,
+    components: Collection[str],
+    names: Collection[str],
+    proposal: npt.NDArray[np.int32] | None = None,
+) -> dict[str, Source]:
     """Parameter name -> source, for every parameter of the chosen components.
 
     names: the checkpoint's tensors; they decide only whether experts are stacked and whether a tied head is stored.
+    proposal: rows of the output head that make one for drafting.
     """
     found = dict(_text(config, names))
     if "mtp" in components:
@@ -55,6 +64,10 @@ def locate(config: SourceConfig, components: Collection[str], names: Collection[
         found.update(_vision(config.vision, config.text.hidden_size))
     for companion in config.companions.values():
         found.update(_dflash(companion, config.text))
+    if proposal is not None:
+        breaks = np.flatnonzero(np.diff(proposal) != 1) + 1
+        spans = [(int(run[0]), int(run[-1]) + 1) for run in np.split(proposal, breaks)]
+        found[PROPOSAL_HEAD] = _cut(found["text/output_head"], *spans)
     return found
 
 

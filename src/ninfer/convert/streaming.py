@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -53,7 +55,8 @@ class _Rows:
         self.columns = parent.items[0].source.columns
         self.count = sum(item.source.rows for item in parent.items)
         self.divisor = parent.items[0].stored.divisor
-        self._items = parent.items
+        self._spans = [(item, *span) for item in parent.items for span in item.source.spans]
+        self._starts = list(itertools.accumulate((end - begin for _, begin, end in self._spans), initial=0))
         self._checkpoint = checkpoint
         self._read = read
 
@@ -65,13 +68,12 @@ class _Rows:
 
     def segments(self, first: int, last: int) -> Iterator[tuple[Item, int, int, int]]:
         """(item, rows ``[a, b)`` of its tensor, row within the block) of each stretch of rows ``[first, last)``."""
-        row = 0
-        for item in self._items:
-            for begin, end in item.source.spans:
-                a, b = max(first, row), min(last, row + end - begin)
-                if a < b:
-                    yield item, begin + a - row, begin + b - row, a - first
-                row += end - begin
+        a, at = first, bisect_right(self._starts, first) - 1
+        while a < last:
+            (item, begin, end), row = self._spans[at], self._starts[at]
+            b = min(last, row + end - begin)
+            yield item, begin + a - row, begin + b - row, a - first
+            a, at = b, at + 1
 
     def gather(
         self, first: int, last: int, columns: int, dtype: str, tensor: Callable[[Item], TensorInfo | None]

@@ -63,8 +63,9 @@ class BlockMemory:
 
     @classmethod
     def place(
-        cls, scope: Scopes, device: Device, hidden_size: int, rows: int, window: int, shape: BlockShape
-    ) -> BlockMemory:
+        cls, scope: Scopes, device: Device, hidden_size: int, rows: int, window: int, shape: BlockShape,
+        vocabulary: int, ids: Buffer | None,
+    ) -> BlockMemory:  # fmt: skip
         def buffer(*size: int, dtype: str = "i32") -> Buffer:
             return scope.buffer("drafting", size, dtype)
 
@@ -77,7 +78,7 @@ class BlockMemory:
             drafted=tuple([buffer(window * B) for B in range(1, rows + 1)]),
             out=buffer(window * rows, hidden_size, dtype=device.activation),
             none=buffer(rows),
-            argmax=Argmax.place(scope, window * rows, shape.candidates),
+            argmax=Argmax.place(scope, window * rows, vocabulary, ids, shape.candidates),
             proposals=Proposals.place(scope, rows, window, shape.candidates) if shape.candidates else None,
         )
 
@@ -123,9 +124,9 @@ class BlockDrafting:
             B, m.shape.columns, start, width, rows.write, rows.write, table, tokens.head(B * m.shape.columns),
             rows.positions,
         )  # fmt: skip
-        out, logits = m.out.slice(0, count), memory.logits.slice(0, count)
+        out, logits = m.out.slice(0, count), m.argmax.logits(memory.logits, count)
         memory.model.block(block, m.drafted[B - 1], out)
-        memory.model.logits(out, logits)
+        memory.model.propose(out, logits)
         drafts = memory.output.fields["drafts"].head(count)
         m.argmax(self.device.ops, drafts, logits, memory.masks, memory.counts, memory.scratch)
         if m.proposals is not None:

@@ -67,8 +67,9 @@ class DraftMemory:
 
     @classmethod
     def place(
-        cls, scope: Scopes, device: Device, hidden_size: int, rows: int, window: int, columns: int, limit: int
-    ) -> DraftMemory:
+        cls, scope: Scopes, device: Device, hidden_size: int, rows: int, window: int, columns: int, limit: int,
+        vocabulary: int, ids: Buffer | None,
+    ) -> DraftMemory:  # fmt: skip
         def buffer(*shape: int, dtype: str = "i32") -> Buffer:
             return scope.buffer("drafting", shape, dtype)
 
@@ -83,7 +84,7 @@ class DraftMemory:
             width=buffer(behind * rows),
             positions=buffer(behind * 3 * rows),
             none=buffer(rows),
-            argmax=Argmax.place(scope, rows),
+            argmax=Argmax.place(scope, rows, vocabulary, ids),
         )
 
     def behind(self, B: int) -> tuple[Buffer, Buffer, Buffer]:
@@ -140,12 +141,13 @@ class MtpDrafting:
         self.device.ops.gather(m.output(0, B), joined, m.index.head(B))
 
     def draft(self, B: int, ahead: int) -> None:
-        m, memory, rows, logits = self.own, self.memory, self.memory.input.rows(B), self.memory.logits.slice(0, B)
+        m, memory, rows = self.own, self.memory, self.memory.input.rows(B)
+        logits = m.argmax.logits(memory.logits, B)
         table, out = memory.input.fields["draft_table"].head(B), memory.output.fields["drafts"].head(ahead, B)
         start, width, positions = m.behind(B)
         for s in range(ahead):
             token = out.slice(s, s + 1)
-            memory.model.logits(m.output(s, B), logits)
+            memory.model.propose(m.output(s, B), logits)
             m.argmax(self.device.ops, token, logits, memory.masks, memory.counts, memory.scratch)
             if s + 1 < ahead:
                 own = Rows(

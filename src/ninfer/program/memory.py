@@ -86,9 +86,9 @@ def lay_out(scope: Scopes, device: Device, model: TextModel, shape: Shape, kv_pa
     drafts: DraftMemory | BlockMemory | None = None
     if K:
         drafts = (
-            BlockMemory.place(scope, device, H, C, K, block)
+            BlockMemory.place(scope, device, H, C, K, block, V, model.proposal)
             if block
-            else DraftMemory.place(scope, device, H, C, K, columns, shape.context)
+            else DraftMemory.place(scope, device, H, C, K, columns, shape.context, V, model.proposal)
         )
     return Memory(
         model.place(scope, device, placement),

@@ -78,6 +78,10 @@ class PlacedModel(Protocol):
         """out f32 [n, V] from final hidden act [n, H]."""
         ...
 
+    def propose(self, hidden: Buffer, out: Buffer) -> None:
+        """out f32 [n, V]: logits to draft from, or f32 [n, rows] of the model's own head for that."""
+        ...
+
     def fold(self, accepted: Buffer, rows: Rows) -> None:
         """Advance the state by the first ``accepted`` i32 [B] columns of the last recorded pass."""
         ...
@@ -129,6 +133,11 @@ class TextModel(Protocol):
         """Weight bytes that drafting ``window`` tokens and their logits read."""
         ...
 
+    @property
+    def proposal(self) -> Buffer | None:
+        """Ids i32 [rows] that the rows of a head for drafting stand for, where it has not one for every id."""
+        ...
+
     def block(self, window: int) -> BlockShape | None:
         """The block pass that drafts ``window`` tokens, of a model with a block-drafting companion."""
         ...
@@ -167,10 +176,15 @@ class QwenText:
         return self.model.head.nbytes + sum(self._block_bytes(block, rows) for block in self.model.blocks)
 
     def draft_bytes(self, rows: int, window: int) -> int:
-        mtp, dflash, head = self.model.mtp, self.model.dflash, self.model.head.nbytes
+        mtp, dflash, own = self.model.mtp, self.model.dflash, self.model.proposal
+        head = own.head.nbytes if own else self.model.head.nbytes
         if dflash:
             return dflash.features.nbytes + sum(map(_draft_layer_bytes, dflash.layers)) + head
         return window * (mtp.projection.nbytes + self._block_bytes(mtp.block, rows) + head) if mtp else 0
+
+    @property
+    def proposal(self) -> Buffer | None:
+        return self.model.proposal.ids if self.model.proposal else None
 
     def block(self, window: int) -> BlockShape | None:
         if self.model.dflash is None:
@@ -276,6 +290,9 @@ class PlacedQwenText:
 
     def logits(self, hidden: Buffer, out: Buffer) -> None:
         passes.logits(self.device.ops, self.model, hidden, out)
+
+    def propose(self, hidden: Buffer, out: Buffer) -> None:
+        passes.propose(self.device.ops, self.model, hidden, out)
 
     def draft(self, rows: Rows, hidden: Buffer, out: Buffer) -> None:
         (kv,) = self.kv[PoolKind.MTP]

@@ -67,9 +67,14 @@ def open_instance(artifact: str | bytes | os.PathLike[Any] | ArtifactSource, opt
         else:
             raise InvalidRequest(f"expected a path or an ArtifactSource, got {artifact!r}", field="artifact")
         contents = Artifact(source)
-        components = ("text",) if options.spec.backend == "none" else ("text", options.spec.backend)
+        components: tuple[str, ...] = ("text",) if options.spec.backend == "none" else ("text", options.spec.backend)
         if missing := set(components) - set(contents.directory.components):
             raise InvalidRequest(f"the artifact has no component {', '.join(missing)}", field="spec.backend")
+        proposal = contents.directory.components["text"].proposal if options.spec.window else None
+        if options.spec.proposal_head and proposal is None:
+            raise InvalidRequest("the artifact has no head for drafting", field="spec.proposal_head")
+        if proposal is not None and options.spec.proposal_head is not False:
+            components += ("proposal",)
         selection = check(contents, components)
         config, longest = selection.text, selection.dflash and selection.dflash.block
         if longest and options.spec.window >= longest:
@@ -84,6 +89,9 @@ def open_instance(artifact: str | bytes | os.PathLike[Any] | ArtifactSource, opt
                 model = bind(contents, device, components, progress=meter.reach)
             frontend = building.result()
         opened.callback(frontend.constraints.close)
+        if model.proposal and model.proposal.largest >= frontend.vocab_size:
+            reason = f"{model.proposal.largest} is no token: there are {frontend.vocab_size}"
+            raise ArtifactError(reason, path=contents.source.name, where="proposal/token_ids")
         chunk = min(options.prefill_chunk or DEFAULT_CHUNK[device.kind], context)
         room = context * options.max_concurrency if isinstance(options.kv_capacity, str) else 0
         cache = resolve(options.cache, options.max_concurrency, device.kind, room)

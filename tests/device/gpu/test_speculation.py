@@ -12,6 +12,7 @@ from scipy.stats import chi2_contingency
 
 import ninfer
 from ninfer.contract import Device
+from ninfer.models.qwen3_5.synthetic import synthetic_source
 
 pytestmark = pytest.mark.device
 ARTIFACT = Path(__file__).parents[3] / "examples" / "tiny" / "tiny.ninfer"
@@ -74,6 +75,22 @@ def test_every_width(plain, width) -> None:
     with opened("mtp", width) as engine:
         got = engine.generate(chats(True)[:3], options)
     assert sum(agree(*pair) for pair in zip(got, want)) > 40
+
+
+@pytest.mark.parametrize("backend", ["mtp", "dflash", "dflash2"])
+def test_a_head_of_some_tokens_drafts_those_alone(gpu: Device, backend) -> None:
+    """Random weights: what is said does not depend on it, and nothing else is ever drafted."""
+    source = synthetic_source("tiny", "q8", seed=3, components=("text", backend, "proposal"))
+    options = {"device": "cuda:0", "max_context": 512, "progress": False}
+    answers = []
+    for choice in (True, False):
+        spec = ninfer.SpecOptions(backend, proposal_head=choice)
+        with ninfer.Engine(source, spec=spec, **options) as engine:
+            sampling = ninfer.SamplingParams(temperature=0)
+            answers.append(engine.generate("one two", max_tokens=40, sampling=sampling, logprobs=2))
+            drafts = engine._core._worker._program._units._output.fields["drafts"]
+            assert not choice or drafts.max() < 256
+    assert agree(*answers) > 5
 
 
 @pytest.mark.parametrize("backend", ["mtp", "dflash"])

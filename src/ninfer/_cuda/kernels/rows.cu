@@ -136,6 +136,7 @@ KERNEL(scatter, Move, 256, 1) {
 KERNEL(gather, Move, 256, 1) {
     after_predecessors();
     const i64 row = a.index[block_x()];
+    if (row < 0) return;
     for (i64 i = thread(); i < a.words; i += threads()) a.dst[block_x() * a.words + i] = a.src[row * a.words + i];
 }
 

@@ -73,7 +73,8 @@ def bench(arguments: argparse.Namespace, default: Callable[[str], Any]) -> int:
 
         # layers alike are copied in the memory of a GPU, so nothing is read from a cache that would not be
         alike = arguments.device.startswith("cuda")
-        components = ("text",) if arguments.spec == "none" else ("text", arguments.spec)
+        components: tuple[str, ...] = ("text",) if arguments.spec == "none" else ("text", arguments.spec)
+        components += ("proposal",) if arguments.proposal_head == "on" else ()
         source = synthetic_source(arguments.synthetic, arguments.recipe, components=components, alike=alike)
     options = engine_options(
         arguments,

@@ -15,6 +15,10 @@ def add_commands(commands: Any) -> None:
     p.add_argument("--name", help="public model name kept in the artifact")
     p.add_argument("--dflash", metavar="FOLDER", help="checkpoint folder of a DFlash companion, to become a part of it")
     p.add_argument("--dflash2", metavar="FOLDER", help="the same of a DFlash2 companion")
+    p.add_argument(
+        "--proposal-head", metavar="FILE", help="drafting scores these tokens alone: JSON ids, or .npy counts of all"
+    )
+    p.add_argument("--proposal-rows", type=int, metavar="N", help="most frequent tokens of counts; default: 131072")
     p.add_argument("--quiet", "-q", action="store_true", help="no progress bar")
     p.set_defaults(command=convert)
 
@@ -30,6 +34,8 @@ def convert(arguments: argparse.Namespace) -> int:
         name=arguments.name,
         dflash=arguments.dflash,
         dflash2=arguments.dflash2,
+        proposal_head=arguments.proposal_head,
+        proposal_rows=arguments.proposal_rows,
         progress=False if arguments.quiet else None,
     )
     print(report, file=sys.stderr)

@@ -16,6 +16,9 @@ def add_engine_options(g: Any) -> None:
     g.add_argument("--spec", default="none", metavar="BACKEND", help="what drafts: none, mtp, dflash or dflash2")
     g.add_argument("--draft-tokens", type=int, metavar="N", help="tokens drafted for a round; default: mtp 3, else 7")
     g.add_argument("--spec-adaptive", action="store_true", help="as many drafts as pay, request by request")
+    g.add_argument(
+        "--proposal-head", choices=("on", "off"), help="draft with the reduced output head; default: where there is one"
+    )
 
 
 def engine_options(arguments: argparse.Namespace, **others: Any) -> EngineOptions:
@@ -24,6 +27,11 @@ def engine_options(arguments: argparse.Namespace, **others: Any) -> EngineOption
         device=arguments.device,
         kv_dtype=arguments.kv_dtype,
         cache=CacheOptions(enabled=not arguments.no_cache),
-        spec=SpecOptions(arguments.spec, draft_tokens=arguments.draft_tokens, adaptive=arguments.spec_adaptive),
+        spec=SpecOptions(
+            arguments.spec,
+            draft_tokens=arguments.draft_tokens,
+            adaptive=arguments.spec_adaptive,
+            proposal_head={None: None, "on": True, "off": False}[arguments.proposal_head],
+        ),
         **others,
     )

@@ -7,7 +7,7 @@ whose parts do not fall on row boundaries is decoded into a matrix of its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,9 +30,12 @@ from ninfer.models.qwen3_5.config import (
     parse_vision,
 )
 from ninfer.models.qwen3_5.parameters import (
+    PROPOSAL_HEAD,
+    PROPOSAL_IDS,
     ParameterSpec,
     dflash_parameters,
     mtp_parameters,
+    proposal_parameters,
     text_parameters,
     vision_parameters,
 )
@@ -47,6 +50,7 @@ from ninfer.models.qwen3_5.weights import (
     Model,
     MoeWeights,
     MtpWeights,
+    ProposalWeights,
     SelectorWeights,
 )
 from ninfer.ops import Bank, Matrix, Segment, Stored
@@ -60,7 +64,11 @@ RESOURCES = {
 COMPANIONS = ("dflash", "dflash2")
 """Components that draft blocks."""
 
-_DTYPE = {"bf16": "bf16", "fp32": "f32"}
+FEWEST_PROPOSED = 32
+"""Rows of a head for drafting, at least: more than candidates of a draft."""
+
+_DTYPE = {"bf16": "bf16", "fp32": "f32", "int32": "i32"}
+_WORDS = {"bf16": np.uint16, "fp32": np.float32, "int32": np.int32}
 _ALIGN = 256
 
 LoadProgress = Callable[[int, int], None]
@@ -78,8 +86,8 @@ class Selection:
 
 
 def check(artifact: Artifact, components: Sequence[str] = ("text",)) -> Selection:
-    """Whether the components "text", "mtp", "dflash", "dflash2", "vision" can be bound: configs, resources, parameters,
-    uses.
+    """Whether the components "text", "mtp", "dflash", "dflash2", "vision" can be bound, and "proposal", the text's head
+    for drafting: configs, resources, parameters, uses.
 
     Raises ArtifactError naming the component, parameter or use. Reads no weight bytes. Parameters and uses that no
     selected component needs are ignored.
@@ -106,6 +114,8 @@ def check(artifact: Artifact, components: Sequence[str] = ("text",)) -> Selectio
 def _select(artifact: Artifact, components: Sequence[str]) -> Selection:
     records = artifact.directory.components
     for name in ("text", *components):
+        if name == "proposal":
+            continue
         where = f"components.{name}"
         if name not in records:
             raise _error(artifact, "no such component", where)
@@ -124,11 +134,23 @@ def _select(artifact: Artifact, components: Sequence[str]) -> Selection:
             parameters += mtp_parameters(text)
         if dflash:
             parameters += dflash_parameters(dflash, text)
+        if "proposal" in components:
+            parameters += _proposal_parameters(artifact, text, companions)
         if "vision" in components:
             parameters += vision_parameters(parse_vision(records["vision"].config), text.hidden_size)
     except ArtifactError as error:
         raise _error(artifact, error.reason, error.where) from None
     return Selection(text, mtp, dflash, tuple(parameters))
+
+
+def _proposal_parameters(artifact: Artifact, text: TextConfig, companions: Sequence[str]) -> Iterator[ParameterSpec]:
+    proposal, where = artifact.directory.components["text"].proposal, "components.text.proposal"
+    if proposal is None:
+        raise _error(artifact, "no such member", where)
+    if proposal.rows is not None and not FEWEST_PROPOSED <= proposal.rows <= text.vocab_size:
+        expected = f"{FEWEST_PROPOSED}..{text.vocab_size}"
+        raise _error(artifact, f"{proposal.rows}, must be {expected}", f"{where}.rows")
+    return proposal_parameters(text, proposal.rows, companions)
 
 
 def _check_use(artifact: Artifact, parameter: str, site: str) -> None:
@@ -156,12 +178,12 @@ def bind(
     components: Sequence[str] = ("text",),
     progress: LoadProgress | None = None,
 ) -> Model:
-    """Check the components "text" and, if asked for, "mtp", "dflash" or "dflash2", and make their weights resident on
-    the device.
+    """Check the components "text" and, if asked for, "mtp", "dflash" or "dflash2", and "proposal", and make their
+    weights resident on the device.
 
     Raises ArtifactError as ``check`` does, before anything is loaded, and OutOfDeviceMemory.
     """
-    if unknown := set(components) - {"text", "mtp", *COMPANIONS}:
+    if unknown := set(components) - {"text", "mtp", "proposal", *COMPANIONS}:
         raise InvalidRequest(f"cannot bind {sorted(unknown)}", field="components")
     selection = check(artifact, components)
     loader = _Loader(artifact, device, selection.parameters, progress)
@@ -175,9 +197,20 @@ def bind(
         mtp=_mtp(loader, config) if selection.mtp else None,
         nbytes=loader.total,
         dflash=_dflash(loader, selection.dflash) if selection.dflash else None,
+        proposal=_proposal(loader, artifact, config) if "proposal" in components else None,
     )
     loader.finish()
     return model
+
+
+def _proposal(load: _Loader, artifact: Artifact, config: TextConfig) -> ProposalWeights:
+    record = artifact.directory.components["text"].proposal
+    if record is None or record.rows is None:
+        return ProposalWeights(load.matrix(PROPOSAL_HEAD), None, 0)
+    ids = artifact.decode(PROPOSAL_IDS, (record.rows,))
+    if ids.min() < 0 or ids.max() >= config.vocab_size or len(np.unique(ids)) != len(ids):
+        raise _error(artifact, f"must be distinct ids in 0..{config.vocab_size - 1}", f"bindings[{PROPOSAL_IDS!r}]")
+    return ProposalWeights(load.matrix(PROPOSAL_HEAD), load.vector(PROPOSAL_IDS), int(ids.max()))
 
 
 def _mtp(load: _Loader, config: TextConfig) -> MtpWeights:
@@ -304,7 +337,7 @@ class _Loader:
             [parent.data[begin * word : end * word] for parent, begin, end in self._artifact.parts(name)]
         )
         buffer = self._arena.buffer(self._offsets[name], spec.shape, _DTYPE[spec.format])
-        words = data.view(np.uint16 if spec.format == "bf16" else np.float32).reshape(spec.shape)
+        words = data.view(_WORDS[spec.format]).reshape(spec.shape)
         self._device.upload(buffer, words)
         self._uploads.append(data)
         self._advance(align_up(data.nbytes, _ALIGN))

@@ -185,6 +185,11 @@ def logits(ops: Ops, model: Model, hidden: Buffer, out: Buffer) -> None:
     ops.head(out, hidden, model.head)
 
 
+def propose(ops: Ops, model: Model, hidden: Buffer, out: Buffer) -> None:
+    """``logits`` for drafting: f32 [n, V], or over the rows of the head that the model drafts with, if it has one."""
+    ops.head(out, hidden, model.proposal.head if model.proposal else model.head)
+
+
 def _attention(p: _Pass, norm: Buffer, w: AttentionWeights, kv: KVPlanes) -> None:
     s, eps, ws = p.config.attention, p.config.eps, p.ws
     assert s is not None

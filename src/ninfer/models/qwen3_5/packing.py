@@ -26,8 +26,9 @@ _FUSED: dict[str, tuple[tuple[str, ...], ...]] = {
 def parents(specs: Sequence[ParameterSpec], key: Mapping[str, Hashable]) -> list[tuple[str, ...]]:
     """Stored objects as tuples of parameter names, in storage order: fused groups first, then single parameters.
 
-    specs: components in the order text, mtp, vision, dflash, dflash2. key: what must agree inside a group (format,
-    encoder, divisor) by parameter name; a name without a key has no object of its own: it is bound to another's.
+    specs: components in the order text, mtp, vision, dflash, dflash2, proposal. key: what must agree inside a group
+    (format, encoder, divisor) by parameter name; a name without a key has no object of its own: it is bound to
+    another's.
     """
     groups: list[tuple[str, ...]] = []
     used: set[str] = set()

@@ -13,6 +13,8 @@ from typing import Literal
 
 from ninfer.models.qwen3_5.config import FULL, Dense, DFlashConfig, TextConfig, VisionConfig
 
+PROPOSAL_HEAD, PROPOSAL_IDS = "proposal/head", "proposal/token_ids"
+
 
 @dataclass(frozen=True, slots=True)
 class ParameterSpec:
@@ -88,6 +90,14 @@ def dflash_parameters(config: DFlashConfig, text: TextConfig) -> Iterator[Parame
         yield _projection(f"{c}/candidate_selector/hidden_projection", (chain.rank, H), f"{c}/final_hidden")
         for name in ("predecessor_codebook", "successor_codebook"):
             yield _direct(f"{c}/candidate_selector/{name}", text.vocab_size, chain.rank)
+
+
+def proposal_parameters(config: TextConfig, rows: int | None, companions: Sequence[str]) -> Iterator[ParameterSpec]:
+    """The head that ``companions`` draft with: the rows of the ids it lists, or where ``rows`` is None of all ids."""
+    uses = [f"{c}/final_hidden" for c in companions]
+    yield _projection(PROPOSAL_HEAD, (config.vocab_size if rows is None else rows, config.hidden_size), *uses)
+    if rows is not None:
+        yield _direct(PROPOSAL_IDS, rows, format="int32")
 
 
 def shared_binding(name: str, *, tied: bool) -> str | None:

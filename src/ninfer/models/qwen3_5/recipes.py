@@ -15,9 +15,10 @@ Recipe = tuple[tuple[str, str], ...]
 BF16, FP8 = "bf16", "fp8_e4m3fn_row_bf16"
 Q4, Q5, Q6, Q8 = "q4_g64_fp16", "q5_g64_fp16", "q6_g64_fp16", "q8_g32_fp16"
 
-# A few rows that steer many others: the decay and write gates, the choice of experts.
+# A few rows that steer many others: the decay and write gates, the choice of experts. And the head for drafting alone,
+# whose rounding costs a draft now and then.
 _SMALL: Recipe = (("*/a_projection", BF16), ("*/b_projection", BF16), ("*/router", BF16), ("*/shared_score", BF16),
-    ("*/kernel_projection", BF16), ("*/candidate_selector/*", BF16),
+    ("*/kernel_projection", BF16), ("*/candidate_selector/*", BF16), ("proposal/head", Q4),
 )  # fmt: skip
 
 RECIPES: dict[str, Recipe] = {

@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from ninfer.artifact import Component, RandomTensor, SyntheticSource, Use
+from ninfer.artifact import Component, Proposal, RandomTensor, SyntheticSource, Use
 from ninfer.errors import InvalidRequest
 from ninfer.models.qwen3_5.config import FULL, SLIDING, Dense, TextConfig, parse_dflash, parse_text
 from ninfer.models.qwen3_5.geometries import GEOMETRIES
@@ -17,6 +17,7 @@ from ninfer.models.qwen3_5.parameters import (
     ParameterSpec,
     dflash_parameters,
     mtp_parameters,
+    proposal_parameters,
     shared_binding,
     text_parameters,
 )
@@ -34,14 +35,15 @@ def synthetic_source(
     """A source that makes its weights when they are viewed; the same arguments give the same bytes.
 
     geometry: a name of ``GEOMETRIES`` or a text component config. recipe: a name of ``RECIPES``. components: "text"
-    and optionally "mtp", "dflash", "dflash2". alike: layers of one shape hold the same weights. Its tokenizer has the
+    and optionally "mtp", "dflash", "dflash2", and with one of them "proposal": a head of the first half of the ids.
+    alike: layers of one shape hold the same weights. Its tokenizer has the
     family's control tokens, single bytes and made-up words. Raises InvalidRequest for an unknown name or a vocabulary
     too small for the tokenizer, ArtifactError for a bad config.
     """
     for field, value, known in (("geometry", geometry, GEOMETRIES), ("recipe", recipe, RECIPES)):
         if isinstance(value, str) and value not in known:
             raise InvalidRequest(f"{value!r} is not one of {', '.join(known)}", field=field)
-    if unknown := set(components) - {"text", "mtp", "dflash", "dflash2"}:
+    if unknown := set(components) - {"text", "mtp", "dflash", "dflash2", "proposal"}:
         raise InvalidRequest(f"cannot compose {sorted(unknown)}", field="components")
     raw = dict(GEOMETRIES[geometry] if isinstance(geometry, str) else geometry)
     companions = tuple(c for c in ("mtp", "dflash", "dflash2") if c in components)
@@ -56,6 +58,9 @@ def synthetic_source(
         draft = _dflash(text) if component == "dflash" else _dflash2(text)
         specs += dflash_parameters(parse_dflash(draft, text, component), text)
         records[component] = Component(draft, target="text")
+    if "proposal" in components:
+        records["text"] = Component(raw, proposal=Proposal("indexed", text.vocab_size // 2))
+        specs += proposal_parameters(text, text.vocab_size // 2, companions)
     name = f"synthetic-{geometry if isinstance(geometry, str) else 'custom'}-{recipe}"
     source = SyntheticSource(
         _tensors(text, specs, recipe),

@@ -129,6 +129,16 @@ class DFlashWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class ProposalWeights:
+    """A head for drafting alone. Row i scores the token ``ids[i]`` i32 [rows], or token i where there are none.
+    largest: the largest id."""
+
+    head: Matrix
+    ids: Buffer | None
+    largest: int
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """The language model and, where selected, what drafts for it. ``nbytes``: weight bytes made resident."""
 
@@ -140,3 +150,4 @@ class Model:
     mtp: MtpWeights | None
     nbytes: int
     dflash: DFlashWeights | None = None
+    proposal: ProposalWeights | None = None
