@@ -189,8 +189,9 @@ def test_a_fault_before_the_launch_touches_no_row() -> None:
     assert [t for (t,) in tokens + step(p, [s])] == Oracle(request).generate(2)
 
 
-@pytest.mark.parametrize("fault", ["upload", "launch", "download"])
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(
+    ("fault", "late"), [("launch", False), ("download", False), *((n, True) for n in ("upload", "launch", "download"))]
+)
 def test_device_faults_end_the_batch(fault: str, late: bool) -> None:
     p = program()
     start = p.audit()

@@ -137,9 +137,9 @@ class ProgramMachine(RuleBasedStateMachine):
         )
         masks = Masks(legal, ZeroDivisionError() if fault == "mask" else None)
         expected = [row.oracle.draw(mask_words(legal[i], 2) if i in legal else None) for i, row in enumerate(rows)]
-        if fault in ("upload", "launch"):
+        if fault == "launch":
             self.device.faults[fault] = 0
-        elif fault in ("sample", "download"):
+        elif fault in ("upload", "sample", "download"):
             self.device.late_faults[fault] = 0
         sequences = [row.sequence for row in rows]
         try:

@@ -235,11 +235,10 @@ def test_a_shorter_commit_keeps_exactly_its_prefix() -> None:
     program.close()
 
 
-@pytest.mark.parametrize("name", ["upload", "launch"])
-def test_a_fault_before_the_round_ran_ends_it(name: str) -> None:
+def test_a_fault_before_the_round_ran_ends_it() -> None:
     program, device = opened(2, rows=1)
     _, sequence = started(program)
-    device.faults[name] = 0
+    device.faults["launch"] = 0
     with pytest.raises(DeviceError):
         program.decode((sequence,), (UnitLicense(2),), None)
     program.discard(sequence)
@@ -248,7 +247,7 @@ def test_a_fault_before_the_round_ran_ends_it(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [*((True, name) for name in ("accept", "draft", "draft_rows", "download")),
+    [*((True, name) for name in ("upload", "accept", "draft", "draft_rows", "download")),
      *(("block", name) for name in ("accept", "begin", "append", "block", "download")), ("chain", "select")],
 )  # fmt: skip
 def test_a_fault_inside_the_round_ends_it(kind: bool | str, name: str) -> None:

@@ -46,7 +46,11 @@ def bindings() -> Any:
 
 def call(name: str, *args: Any) -> Any:
     """Call a function of the CUDA runtime by its name in CuPy; its result. Raises DeviceError with its status."""
-    return checked(name, getattr(cupy().cuda.runtime, name), *args)
+    work = getattr(cupy().cuda.runtime, name)
+    try:
+        return work(*args)
+    except RuntimeError as error:
+        raise _refusal(name, error) from None
 
 
 def checked(name: str, work: Callable[..., Any], *args: Any) -> Any:
@@ -54,9 +58,12 @@ def checked(name: str, work: Callable[..., Any], *args: Any) -> Any:
     try:
         return work(*args)
     except RuntimeError as error:
-        if not hasattr(error, "status"):  # not CUDA's
-            raise
-        raise failure(name, error.status, str(error)) from None
+        raise _refusal(name, error) from None
+
+
+def _refusal(name: str, error: RuntimeError) -> Exception:
+    """What to raise for an error that CuPy raised: itself, if it is not CUDA's."""
+    return failure(name, error.status, str(error)) if hasattr(error, "status") else error
 
 
 def failure(name: str, status: int, text: str) -> DeviceError:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from ninfer.contract import ProducedRow, RowDecision, RowStatus, SequenceHandle, TokenScore
+from ninfer.contract import ProducedRow, RowDecision, RowStatus, TokenScore
 from ninfer.errors import InvariantError
 from ninfer.program.frame import HostBlock
 from ninfer.program.sequence import SequenceRecord
@@ -15,35 +15,35 @@ NO_LEGAL_TOKEN, NOT_FINITE = -1, -2
 """What sampling reports instead of a token."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Pending:
     """Program's side of a PendingBatch. columns: recorded columns of a row, which wait for ``commit``; 0 where state
-    has advanced. drafted: drafts verified of each row. ahead: drafts made for the next round. dead: by row, bits of the
-    columns without a legal token. following: drafts for the next round, by row, once the batch has been waited for."""
+    has advanced. drafted: drafts verified of each row. ahead: drafts made for the next round. scored: some row wants
+    log-probabilities. dead: by row, bits of the columns without a legal token. following: drafts for the next round, by
+    row, once the batch has been waited for."""
 
     records: tuple[SequenceRecord, ...]
     columns: int = 0
     drafted: tuple[int, ...] = ()
     ahead: int = 0
+    scored: bool = False
     dead: Mapping[int, int] = field(default_factory=dict)
     following: list[tuple[int, ...]] = field(default_factory=list)
 
 
-def produced_row(
-    sequence: SequenceHandle, record: SequenceRecord, out: HostBlock, first: int, tokens: tuple[int, ...], dead: int,
-    drafted: int,
-) -> ProducedRow:  # fmt: skip
-    """One row of a batch. first: where its columns begin in the output block. dead: bits as in ``Pending``."""
-    if tokens[-1] == NO_LEGAL_TOKEN or dead >> (len(tokens) - 1) & 1:
-        return ProducedRow(sequence, (), RowStatus.CONSTRAINT_FAILED, drafted=drafted)
-    wanted = record.request.sampling.logprobs
+def judged(i: int, row: ProducedRow, out: HostBlock, pending: Pending) -> ProducedRow:
+    """Row ``i`` of a batch, failed where no token was legal, with the log-probabilities it asked for."""
+    tokens, first = row.tokens, i * max(pending.columns, 1)
+    if tokens[-1] == NO_LEGAL_TOKEN or pending.dead.get(i, 0) >> (len(tokens) - 1) & 1:
+        return row._replace(tokens=(), status=RowStatus.CONSTRAINT_FAILED)
+    wanted = pending.records[i].request.sampling.logprobs
     if wanted < 0:
-        return ProducedRow(sequence, tokens, drafted=drafted)
+        return row
     f, scores = out.fields, []
     for column in range(first, first + len(tokens)):
         top = zip(f["alt_ids"][column, :wanted].tolist(), f["alt_logprobs"][column, :wanted].tolist())
         scores.append(TokenScore(float(f["logprob"][column]), tuple((i, score) for i, score in top if i >= 0)))
-    return ProducedRow(sequence, tokens, RowStatus.OK, tuple(scores), drafted)
+    return row._replace(scores=tuple(scores))
 
 
 def check_decisions(rows: Sequence[ProducedRow], decisions: Sequence[RowDecision]) -> None:

@@ -14,23 +14,65 @@ FIRST_TOKEN, ORDINARY_DECODE, BONUS = 0, 1, 4
 """Purposes of random numbers: one sequence index draws independently for each. The last follows accepted drafts."""
 
 
-def fill_decode(rows: HostRows, records: Sequence[SequenceRecord]) -> None:
-    """The first column of a row is its anchor. Generated tokens advance all three rotary axes alike."""
-    W = rows.tokens.shape[1]
-    rows.start[:] = [r.frontier for r in records]
-    rows.width[:] = 1
+def fill_decode(
+    frame: InputFrame, W: int, records: tuple[SequenceRecord, ...], constrained: tuple[int, ...], forked: bool
+) -> None:
+    """Rows of ``W`` columns that decide the tokens behind their ledgers; the first column of a row is its anchor.
+
+    What a row has for as long as it runs is left alone while the frame's last round had the same rows. forked: some row
+    reads another state slot than it writes, which ends with this round. Generated tokens advance all three rotary axes
+    alike.
+    """
+    rows = frame.rows(len(records), W)
+    members = (constrained, *records)
+    if forked or W > 1 or frame.members != members:
+        rows.width[:] = 1
+        _fill_places(rows, records)
+        _fill_sampling(rows, records, constrained, ORDINARY_DECODE)
+        frame.members = () if forked or W > 1 else members  # drafts change widths and purposes
+    at = [r.frontier for r in records]
+    rows.start[:] = at
+    rows.tokens[:, 0] = [r.ledger[n] for n, r in zip(at, records)]
+    first = [n + r.request.identity.rope_delta for n, r in zip(at, records)]
+    if W == 1:
+        rows.positions[:, :, 0] = first
+        rows.index[:, 0] = [r.length for r in records]
+    else:
+        rows.positions[:] = np.array(first)[:, None] + np.arange(W)
+        rows.index[:] = np.array([[r.length] for r in records]) + np.arange(W)
+
+
+def fill_first(frame: InputFrame, records: tuple[SequenceRecord, ...], constrained: tuple[int, ...]) -> None:
+    """Rows that decide the token after their prompt, from a stored hidden."""
+    frame.members = ()
+    rows = frame.rows(len(records))
+    fill_recall(rows, records)
+    _fill_sampling(rows, records, constrained, FIRST_TOKEN)
+    rows.index[:, 0] = [r.length for r in records]
+
+
+def _fill_places(rows: HostRows, records: Sequence[SequenceRecord]) -> None:
     rows.read[:] = [r.read for r in records]
     rows.write[:] = [r.slot for r in records]
     rows.table[:] = [r.row for r in records]
-    rows.tokens[:, 0] = [r.ledger[r.frontier] for r in records]
-    first = np.array([[r.frontier + r.request.identity.rope_delta] for r in records])
-    rows.positions[:] = first + np.arange(W) if W > 1 else first
+
+
+def _fill_sampling(
+    rows: HostRows, records: Sequence[SequenceRecord], constrained: Collection[int], purpose: int
+) -> None:
+    rows.lanes[:] = [r.lane for r in records]
+    rows.real[:] = [r.real for r in records]
+    rows.whole[:] = [r.whole for r in records]
+    rows.seed[:] = [r.seed for r in records]
+    rows.purpose[:] = purpose
+    for row in constrained:
+        rows.whole[row, 2] = 1
 
 
 def fill_drafts(
     rows: HostRows, records: Sequence[SequenceRecord], drafts: Sequence[tuple[int, ...]], window: int
 ) -> None:
-    """The drafts a round verifies, in the columns behind the anchors. Call after ``fill_sampling``. window: most drafts
+    """The drafts a round verifies, in the columns behind the anchors. Call after ``fill_decode``. window: most drafts
     of a round, whose proposals are kept for every lane."""
     rows.draft_table[:] = [r.draft_row or 0 for r in records]
     rows.proposed[:] = window * rows.lanes[:, None] + np.arange(rows.proposed.shape[1])
@@ -55,23 +97,6 @@ def fill_joined(rows: HostRows, record: SequenceRecord, token: int) -> None:
     fill_recall(rows, (record,))
     rows.draft_table[0] = record.draft_row
     rows.tokens[0, 0] = token
-
-
-def fill_sampling(
-    rows: HostRows, records: Sequence[SequenceRecord], constrained: Collection[int], purpose: int
-) -> None:
-    """Each row decides the token after its ledger."""
-    rows.lanes[:] = [r.lane for r in records]
-    rows.real[:] = [r.real for r in records]
-    rows.whole[:] = [r.whole for r in records]
-    rows.seed[:] = [r.seed for r in records]
-    W = rows.index.shape[1]
-    rows.index[:, 0] = [r.length for r in records]
-    if W > 1:
-        rows.index[:] = rows.index[:, :1] + np.arange(W)
-    rows.purpose[:] = purpose
-    for row in constrained:
-        rows.whole[row, 2] = 1
 
 
 def fill_wide(

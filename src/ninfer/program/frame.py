@@ -111,7 +111,8 @@ class HostRows:
 
 
 class InputFrame:
-    """A block on its way up. The device may own it until ``event`` is done. version: of the block tables it has."""
+    """A block on its way up. The device may own it until ``event`` is done. version: of the block tables it has.
+    members: whom its lasting fields describe, see ``filling.fill_decode``."""
 
     def __init__(
         self, device: Device, fields: Mapping[str, Field], rows: int, widths: Collection[int], window: int
@@ -119,6 +120,7 @@ class InputFrame:
         self.block = HostBlock(device, fields)
         self.event = device.event()
         self.version = -1
+        self.members: tuple[object, ...] = ()
         self._rows = {(B, W): HostRows(self.block, B, W, window) for W in widths for B in range(1, rows + 1)}
 
     def rows(self, B: int, W: int = 1) -> HostRows:

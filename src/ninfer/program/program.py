@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import repeat
 from typing import Literal
 
 import numpy as np
@@ -230,12 +231,14 @@ class Program:
         if len(licences) != len(records):
             raise InvariantError("a decode round needs one licence per row")
         for sequence, record, licence in zip(sequences, records, licences):
-            if record.phase is not Phase.DECODE or record.room < 1:
+            room = record.room
+            if record.phase is not Phase.DECODE or room < 1:
                 raise InvariantError(f"{sequence} has no anchor to execute or no output left to decide")
-            if not 0 <= licence.drafts < max(record.room, 1) or max(licence.drafts, licence.ahead or 0) > window:
+            if not 0 <= licence.drafts < room or licence.drafts > window or (licence.ahead or 0) > window:
                 raise InvariantError(f"{sequence}: {licence} exceeds its output or a round of {window}")
-        for record in records:
-            self._join(record, int(record.ledger[record.frontier]))
+        if PoolKind.MTP in self.store.kv:
+            for record in records:
+                self._join(record, int(record.ledger[record.frontier]))
         drafts = tuple([record.drafts[: licence.drafts] for record, licence in zip(records, licences)])
         ahead = max([window if licence.ahead is None else licence.ahead for licence in licences])
         return self._decide("decode", sequences, records, drafts, ahead, masks)
@@ -268,8 +271,7 @@ class Program:
             try:
                 rows = rounds.collect(self._units, pending, batch.sequences, batch.kind == "prefill")
                 if batch.kind == "decode":
-                    frontiers, decided = [r.frontier for r in pending.records], sum(len(row.tokens) for row in rows)
-                    self._traffic.decoded(frontiers, decided, pending.columns, pending.ahead)
+                    self._traffic.decode_tokens += sum([len(row.tokens) for row in rows])
                 batch.produce(rows)
             except BaseException:
                 self.abort_pending(batch)
@@ -283,16 +285,17 @@ class Program:
         self._pending = None
         if pending.columns:
             self._fold(pending, [decision.accepted for decision in decisions])
-        for i, (record, row, decision) in enumerate(zip(pending.records, batch.rows, decisions)):
-            record.drafts = pending.following[i] if pending.following else ()
-            if batch.kind == "decode" and not decision.accepted and not pending.columns:
-                record.intact = False  # the state has absorbed an anchor that the frontier does not count
-            if decision.accepted:
+        following = pending.following or repeat(())
+        for record, row, decision, drafts in zip(pending.records, batch.rows, decisions, following):
+            record.drafts, accepted = drafts, decision.accepted
+            if accepted:
                 if decision.boundaries:
                     record.boundaries += [record.length + offset for offset in decision.boundaries]
-                record.append(row.tokens[: decision.accepted])
+                record.append(row.tokens[:accepted])
                 self._advance(record, record.length - 1)
                 record.phase = Phase.DECODE
+            elif batch.kind == "decode" and not pending.columns:
+                record.intact = False  # the state has absorbed an anchor that the frontier does not count
             if decision.terminal:
                 record.phase = Phase.ENDED
 
@@ -410,9 +413,14 @@ class Program:
         for record, own in zip(records, drafts):
             self._map(record, 0 if first else 1 + len(own))
         ready = rounds.prepare(self._units, self.shape, records, drafts, ahead, masks, first)
-        with self._launching(records):
-            self._pending = rounds.launch(self._units, ready, masks)
-        return PendingBatch(kind, tuple(sequences), self._pending)
+        try:  # not ``_launching``, which costs as much as all the checks of a round
+            pending = self._pending = rounds.launch(self._units, ready, masks)
+        except BaseException:
+            self._end(records)
+            raise
+        if not first:
+            self._traffic.launched([r.frontier for r in records], pending.columns, ahead=pending.ahead)
+        return PendingBatch(kind, tuple(sequences), pending)
 
     def _fold(self, pending: Pending, accepted: Sequence[int]) -> None:
         """Keep what was accepted of recorded rows."""

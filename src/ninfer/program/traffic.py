@@ -25,13 +25,12 @@ class Traffic:
     def count_anew(self) -> None:
         self.prefill_tokens = self.decode_rounds = self.decode_tokens = self.decode_bytes = 0
 
-    def decoded(self, frontiers: Sequence[int], tokens: int, columns: int, ahead: int) -> None:
-        """A round went on from these frontiers, decided ``tokens`` tokens together in so many recorded columns a row,
-        and drafted ``ahead`` for each."""
+    def launched(self, frontiers: Sequence[int], columns: int, ahead: int) -> None:
+        """A round goes on from these frontiers in so many recorded columns a row, and drafts ``ahead`` for each. What
+        it decides is added to ``decode_tokens``."""
         B = len(frontiers)
         weights = self._weights[B, max(columns, 1)] + self._drafting[B, ahead]
         self.decode_rounds += 1
-        self.decode_tokens += tokens
         self.decode_bytes += weights + (sum(frontiers) + B) * self.kv_token + 2 * B * self.state
 
     def counters(self) -> dict[str, int]:

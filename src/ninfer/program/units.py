@@ -71,7 +71,10 @@ def recording_bytes(device: Device, shape: Shape) -> int:
 
 
 class Units:
-    """Submits units and owns what they need on the host: two input frames, one output frame, mask words, graphs."""
+    """Submits units and owns what they need on the host: input frames, one output frame, mask words, recordings.
+
+    decision: the frame of a decision round, whose copy up is part of the recording. Free whenever no batch is pending.
+    """
 
     def __init__(self, device: Device, arena: Arena, memory: Memory, shape: Shape, table: ExecutionRows) -> None:
         self.device = device
@@ -87,7 +90,7 @@ class Units:
         )
         self._brief, self._scored = down.head(before(results, "alt_ids")), down
         sizes = {1, *self.widths}
-        self._frames = [InputFrame(device, fields, shape.rows, sizes, shape.window) for _ in range(2)]
+        self.decision, *self._frames = (InputFrame(device, fields, shape.rows, sizes, shape.window) for _ in range(3))
         self._output = HostBlock(device, results)
         self._done = device.event()
         self._launched_ns = self._rows = 0
@@ -131,7 +134,7 @@ class Units:
     # -- host frames ---------------------------------------------------------------------------------------------
 
     def frame(self) -> InputFrame:
-        """The older input frame, once the device no longer reads it."""
+        """The frame of a unit that decides nothing: the older of two, once the device no longer reads it."""
         self._frames.reverse()
         frame = self._frames[0]
         frame.event.wait()
@@ -163,10 +166,12 @@ class Units:
             self._submit_prefill(width)
         frame.event.record()
 
-    def forward(self, frame: InputFrame, B: int, W: int) -> None:
-        """Run ``B`` anchors and the drafts behind them, ``W`` columns a row, and leave their logits."""
-        self._upload(frame)
-        self._carry(frame, B)
+    def forward(self, B: int, W: int, forked: bool) -> None:
+        """Run ``B`` anchors and the drafts behind them, ``W`` columns a row, and leave their logits. forked: some row
+        reads another state slot than it writes."""
+        self._send_decision()
+        if forked:
+            self._carry(self.decision, B)
         self._launched_ns = time.perf_counter_ns()
         if self._results_ns and self._rows == B:
             self.counters["decode_gaps"] += 1
@@ -174,9 +179,9 @@ class Units:
         self._rows = B
         self._launch("forward", B, W)
 
-    def recall(self, frame: InputFrame, B: int) -> None:
+    def recall(self, B: int) -> None:
         """Leave the logits of ``B`` rows' stored hidden."""
-        self._upload(frame)
+        self._send_decision()
         self._launch("recall", B)
 
     def masks(self, B: int, W: int) -> npt.NDArray[np.uint32]:
@@ -184,9 +189,7 @@ class Units:
         words = self._masks.shape[-1]
         return self._masks.reshape(-1, words)[: B * W].reshape(B, W, words)
 
-    def finish(
-        self, frame: InputFrame, B: int, W: int, first: bool, scores: bool, *, masked: bool, ahead: int = 0
-    ) -> None:
+    def finish(self, B: int, W: int, first: bool, scores: bool, *, masked: bool, ahead: int = 0) -> None:
         """Send the masks, if some row has one; decide, draft ``ahead`` tokens, and bring the results down. first: one
         column a row, from a stored hidden."""
         self._launch("first" if first else "finish", B, W, masked)
@@ -197,11 +200,11 @@ class Units:
         source = self._scored if scores else self._brief
         self.device.download(self._output.bytes[: source.nbytes], source)
         self._count("download", source.nbytes)
-        frame.event.record()
+        self.decision.event.record()
 
     def results(self, decode: bool) -> HostBlock:
         """What the last ``finish`` brought down, once it is here. The one wait of a round."""
-        self._frames[0].event.wait()
+        self.decision.event.wait()
         self._results_ns = time.perf_counter_ns() if decode else 0
         if decode:
             self.counters["decode_device_ns"] += self._results_ns - self._launched_ns
@@ -273,6 +276,7 @@ class Units:
     def _submit_forward(self, B: int, W: int) -> None:
         """The state of a single column advances at once; of several it is known later how many count."""
         m, ops, one = self.memory, self.device.ops, W == 1
+        self._upload_decision()
         rows, hidden = m.input.rows(B, W), m.hidden.slice(0, B * W)
         m.model.forward(rows, recorded=not one)
         m.model.hidden(None, hidden)
@@ -284,6 +288,7 @@ class Units:
 
     def _submit_recall(self, B: int) -> None:
         m, hidden = self.memory, self.memory.hidden.slice(0, B)
+        self._upload_decision()
         self.device.ops.gather(hidden, m.stored, m.input.fields["read"].head(B))
         m.model.logits(hidden, m.logits.slice(0, B))
 
@@ -320,6 +325,18 @@ class Units:
         for read, write in zip(rows.read.tolist(), rows.write.tolist()):
             if read != write:
                 self.memory.model.carry(read, write)
+
+    def _upload_decision(self) -> None:
+        self.device.upload(self._short, self.decision.block.bytes[: self._short.nbytes])
+
+    def _send_decision(self) -> None:
+        """What the recording does not send: the block tables, where they changed."""
+        if self._table_version != self.table.version:
+            self._upload(self.decision)
+            return
+        if self._checked:
+            check_frame(self.decision.block.fields, self._bounds)
+        self._count("upload", self._short.nbytes)
 
     def _upload(self, frame: InputFrame, wide: bool = False) -> None:
         """Send the frame: its short fields, the block tables if they changed, and the wide fields if asked."""
