@@ -126,7 +126,7 @@ class ProgramMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.ready("finalize") or self.ready("decode"))
     @rule(
         data=st.data(),
-        fault=st.sampled_from([None, None, None, "upload", "launch", "sample", "download", "mask"]),
+        fault=st.sampled_from([None, None, None, "launch", "sample", "download", "mask"]),
         at_once=st.booleans(),
     )
     def sample(self, data: st.DataObject, fault: str | None, at_once: bool) -> None:
@@ -139,7 +139,7 @@ class ProgramMachine(RuleBasedStateMachine):
         expected = [row.oracle.draw(mask_words(legal[i], 2) if i in legal else None) for i, row in enumerate(rows)]
         if fault == "launch":
             self.device.faults[fault] = 0
-        elif fault in ("upload", "sample", "download"):
+        elif fault in ("sample", "download"):
             self.device.late_faults[fault] = 0
         sequences = [row.sequence for row in rows]
         try:
