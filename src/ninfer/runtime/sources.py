@@ -10,11 +10,13 @@ from ninfer.contract import Handle, PreparedRequest
 from ninfer.errors import InvariantError
 from ninfer.runtime.catalogue import Catalogue, Entry
 from ninfer.runtime.costs import CostModel, pairs
+from ninfer.runtime.lanes import REWRITE
 from ninfer.runtime.question import Question, Value
 from ninfer.runtime.sessions import SessionIndex
 
 Superseded = Callable[[Entry, int], bool]
-"""Whether a checkpoint of an entry no longer matches the conversation it belongs to."""
+"""Whether a checkpoint of an entry no longer matches the conversation it belongs to. A request without a session
+belongs to those that it can take up where a client may have changed the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +58,20 @@ def ask(
     slots_short: Mapping[str, int],
 ) -> Question:
     """What each candidate and each retained history is worth to this request."""
-    matching = {candidate.ref for candidate in sources.candidates}
+    candidates = sources.candidates
+    matching = {candidate.ref for candidate in candidates}
+    continued = {ref.owner for ref in matching if ref is not None and _continues(catalogue, ref)}
 
     def superseded(entry: Entry, checkpoint: int) -> bool:
-        own = request.session is not None and entry.session == request.session
+        own = entry.session == request.session and (request.session is not None or entry.owner in continued)
         return own and CheckpointRef(entry.owner, checkpoint) not in matching
 
     bound = _bound(sessions, request)
-    candidates = sources.candidates
+    furthest = max(c.reused_tokens for c in candidates)
     return Question(
         candidates,
         values(catalogue, superseded),
-        [_own_loss(catalogue, c, costs, superseded) for c in candidates],
+        [_own_loss(catalogue, c, furthest, costs, superseded) for c in candidates],
         next((i for i, c in enumerate(candidates) if c.ref is not None and c.ref.owner == bound), None),
         slots_short,
     )
@@ -87,17 +91,31 @@ def values(catalogue: Catalogue, superseded: Superseded = lambda entry, checkpoi
     }
 
 
-def _own_loss(catalogue: Catalogue, candidate: Candidate, costs: CostModel, superseded: Superseded) -> int:
-    """1/256 nanoseconds that consuming a source is expected to lose: what lies deeper in it than its start."""
+def _own_loss(
+    catalogue: Catalogue, candidate: Candidate, furthest: int, costs: CostModel, superseded: Superseded
+) -> int:
+    """1/256 nanoseconds that consuming a source is expected to lose.
+
+    What lies deeper in it than its start: its tokens alone, for whoever asked for it would have to begin a unit anyway;
+    nothing where the source's own session has left that behind. The start itself goes on in the request, unless another
+    candidate starts further on: then the history would be used up for what that one has already.
+    """
     if candidate.ref is None or not candidate.consume:
         return 0
-    entry, worst = catalogue.get(candidate.ref.owner), 0
+    entry, start, worst = catalogue.get(candidate.ref.owner), candidate.reused_tokens, 0
     for number, checkpoint in entry.checkpoints.items():
-        gap = checkpoint.key.frontier - candidate.reused_tokens
-        if gap > 0:
-            again = costs.prefill_ns(PrefillWork(1, gap, pairs(candidate.reused_tokens, gap)))
-            worst = max(worst, catalogue.weight(entry, superseded=superseded(entry, number)) * again)
+        frontier, gone = checkpoint.key.frontier, superseded(entry, number)
+        again = 0
+        if frontier > start and not (gone and entry.session is not None):
+            again = costs.prefill_ns(PrefillWork(0, frontier - start, pairs(start, frontier - start)))
+        elif frontier == start < furthest:
+            again = costs.prefill_ns(PrefillWork(1, start, pairs(0, start)))
+        worst = max(worst, catalogue.weight(entry, superseded=gone) * again)
     return worst
+
+
+def _continues(catalogue: Catalogue, ref: CheckpointRef) -> bool:
+    return catalogue.get(ref.owner).checkpoints[ref.checkpoint].kind in REWRITE
 
 
 def _dispositions(entry: Entry, ref: CheckpointRef, request: PreparedRequest) -> tuple[bool, ...]:
