@@ -79,15 +79,15 @@ def test_a_second_turn_reads_only_what_is_new(fresh):
     assert warm.usage.cached_tokens >= prepared.rewrite[0], "at least up to what the second turn cannot change"
 
 
-@pytest.mark.parametrize("session", [None, "talk"])
+@pytest.mark.parametrize(("session", "system"), [(None, ""), ("talk", ""), (None, SYSTEM), ("talk", SYSTEM)])
 @pytest.mark.parametrize(("device", "host"), [(1, 0), (1, 8), (2, 0), (4, 8)])
-def test_every_turn_begins_where_the_last_one_could_be_changed(device, host, session):
+def test_every_turn_begins_where_the_last_one_could_be_changed(device, host, session, system):
     """However few states are kept: what lies before that point is read once, turn after turn."""
     cache = CacheOptions(device_state_slots=device, host_state_slots=host, host_kv_bytes=host << 22)
-    with ninfer.Engine(TINY, max_context=1024, max_concurrency=1, progress=False, cache=cache) as engine:
-        messages, reached = [], 0
-        for i in range(8):
-            messages.append({"role": "user", "content": f"What is {i} + 4?"})
+    with ninfer.Engine(TINY, max_context=2048, max_concurrency=1, progress=False, cache=cache) as engine:
+        messages, reached = [{"role": "system", "content": system}] if system else [], 0
+        for i in range(6):
+            messages.append({"role": "user", "content": f"What is {i} + 4? " * 8})
             prompt = Chat(list(messages), thinking=False)
             result = ask(engine, prompt, session=session)
             assert result.usage.cached_tokens == reached

@@ -57,7 +57,8 @@ def plan_captures(
     """Checkpoints to make beyond the ``reused`` tokens, by frontier.
 
     The caller's markers, and what two conversations had in common (the end of the tools, of the system turn, of the
-    prompt), become shared prefixes; so do the former two without demand while there is ``room`` for another one. The
+    prompt), become shared prefixes; so do the former two without demand while there is ``room`` for another one. What a
+    request did not have to read, it does not ask for: a conversation's own next turn is no second conversation. The
     position that a later request cannot change, and anchors inside a long prompt, stay with the request.
     """
     n = len(request.identity.tokens)
@@ -68,9 +69,10 @@ def plan_captures(
         if not 0 < frontier <= n:
             continue
         key = shortlist_key(request.identity, request.digest, frontier)
+        if frontier <= reused or _shared_already(index, key):
+            continue
         wanted = demand.ask(key, conversation) or frontier in request.markers
-        useful = frontier > reused and settings.shared_prefixes and not _shared_already(index, key)
-        if useful and (wanted or (room and frontier < n)):
+        if settings.shared_prefixes and (wanted or (room and frontier < n)):
             shared[frontier] = wanted
     at, kind = request.rewrite or (n, CheckpointKind.RESPONSE_REPLAY.value.upper())
     if at > reused or (at == reused and moved):  # a moved checkpoint has become the row's own state

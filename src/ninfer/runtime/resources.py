@@ -72,6 +72,7 @@ class ResourceManager:
         self._settings = settings
         self._open: Planned | None = None
         self._demand = Demand()
+        self._spare_states = settings.device_state_slots + settings.host_state_slots
         self.catalogue = Catalogue(settings.continuations, settings.shared_prefixes, settings.aging_window)
         self.sessions = SessionIndex()
         self._choose = Chooser(program, self.catalogue, self.sessions, settings, costs, budget, clock)
@@ -335,7 +336,7 @@ class ResourceManager:
         if resuming:
             self._release_hold(request.id)
         elif lane.publishes:
-            room = self._shared_places() > 0
+            room = self._shared_places() > 0 and self._spare_states > 1  # one is for what the request itself leaves
             captures = plan_captures(
                 request, lane.reused, self.catalogue.index, self._demand, self._settings, room=room, moved=moved
             )
