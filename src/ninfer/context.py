@@ -260,7 +260,8 @@ class TransactionStatus(enum.Enum):
 class ResourcePlan:
     """A sealed transition, bound to the revision it was planned at; started at most once.
 
-    manifest: checkpoints that it deletes, by victim; every victim it touches has an entry.
+    manifest: checkpoints that it deletes before it takes anything, by owner; every victim it touches has an entry, and
+    so has a source of which part must make room.
     """
 
     id: int
@@ -307,7 +308,8 @@ class TransferStats:
 class ResourceResult:
     """The absolute outcome of a committed or aborted transition.
 
-    sequence: the materialized row. source: of a materialization. owners: every victim of the plan. published: the
+    sequence: the materialized row. source: of a materialization. owners: those of the plan's manifest, without a source
+    that was consumed. published: the
     shared prefix of a capture. captured: id of a capture's private checkpoint.
     """
 

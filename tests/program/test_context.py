@@ -397,3 +397,37 @@ def test_a_companion_resumes_with_what_it_had_seen(n: int, consume: bool) -> Non
     assert model.seen[-2:] == oracle.context()
     p.discard(s)
     p.close()
+
+
+def test_what_a_start_leaves_behind_makes_room_for_its_state() -> None:
+    """One slot, held by the end of the very history that a start comes from earlier in. The end goes first, and is all
+    that is lost when the start is aborted."""
+    p = program(tokens=512, shape=dataclasses.replace(SHAPE, rows=1, spare=0))
+    start = p.audit()
+    request = ask(WORDS[:100], 4)
+    s = admit(p, request, 0)
+    p.prefill(s, 40)
+    capture(p, s, REPLAY)
+    answer = generate(p, s, request, 4)
+    end(p, s)
+    kept = p.finish(s).retained
+    assert kept is not None
+    replay, endpoint = kept.checkpoints
+    assert (replay.on_device, endpoint.on_device, p.audit()["state_slots"]) == (False, True, 1)
+    assert plan_start(p, request, 0, replay.ref, consume=False) == (Shortage("state", 1),)
+    plan = plan_start(p, request, 0, replay.ref)
+    assert isinstance(plan, ResourcePlan)
+    assert plan.manifest == {kept.owner: frozenset({endpoint.ref.checkpoint})}
+    device_of(p).copy_queue.hold = True
+    assert p.start(plan, ticket(plan)) is StartStatus.STARTED
+    assert p.poll() is TransactionStatus.RUNNING
+    p.audit()
+    device_of(p).copy_queue.hold = False
+    (outcome,) = p.abort_transaction().owners
+    assert outcome.surviving == {replay.ref.checkpoint}
+    assert p.audit()["state_slots"] == 0
+    again = run(p, plan_start(p, request, 0, replay.ref))
+    assert (again.source, again.owners, again.reused_tokens) == ("consumed", (), 40)
+    assert generate(p, again.sequence, request, 4) == answer
+    p.discard(again.sequence)
+    assert p.audit() == start

@@ -146,7 +146,7 @@ class ContextMachine(RuleBasedStateMachine):
         for kind, kv in self.store.kv.items():
             freed = len(pages[kind].device) + len(pages[kind].demoted)
             left[kind] = kv.pool.available + freed - incoming.units.get(kind, 0)
-        slots = self.store.states.available + len(images.device) + len(images.demoted)
+        slots = self.store.states.available + len(images.device) + len(images.demoted) + incoming.freed
         slots -= 0 if snapshot else max(0, incoming.states)
         plan = session.seal(target)
         for owner, gone in plan.manifest.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -28,7 +28,9 @@ class Incoming:
 
     held: images that active rows hold on the device afterwards, beyond the one each of them writes. pages, image:
     objects that stay as they are. transfers, prefill: work. entitlement, in_place: of the branch of each pool. thaws:
-    the source's image is taken over, not read. request and lane of a start; capture: the row and what was offered.
+    the source's image is taken over, not read. shed: checkpoints of a consumed source, deeper than the start, that go
+    before a slot is taken; freed: device slots of their images. request and lane of a start; capture: the row and what
+    was offered.
     """
 
     source: Literal["root", "move", "fork", "capture", "none"]
@@ -45,6 +47,8 @@ class Incoming:
     in_place: Mapping[PoolKind, bool] = field(default_factory=dict)
     checkpoint: int | None = None
     thaws: bool = False
+    shed: frozenset[int] = frozenset()
+    freed: int = 0
     request: PreparedRequest | None = None
     lane: int | None = None
     capture: tuple[SequenceHandle, CaptureOffer] | None = None
@@ -84,6 +88,8 @@ def materialization(store: Store, request: PreparedRequest, lane: int, candidate
     }
     inherited = {c.image for c in history.checkpoints.values() if c.frontier < F} if candidate.consume else set()
     thaws = candidate.consume and image.refs == 1
+    states = int(not thaws or image.device is None)
+    shed = _beyond(history, F) if candidate.consume and states else frozenset()
     copied = {kind: int(cut[kind] % PAGE != 0 and not in_place[kind]) for kind in store.kv}
     return Incoming(
         source="move" if candidate.consume else "fork",
@@ -93,7 +99,7 @@ def materialization(store: Store, request: PreparedRequest, lane: int, candidate
             kind: kv.branch_units(spaces[kind], cut[kind], entitlement[kind], in_place[kind])
             for kind, kv in store.kv.items()
         },
-        states=int(not thaws or image.device is None),
+        states=states,
         held=held_by_active(store) + sum(store.states.images.get(i).device is not None for i in inherited),
         pages={kind: block_index(store, history, kind, F) for kind in store.kv},
         image=np.array([checkpoint.image.index], np.int64),
@@ -103,6 +109,8 @@ def materialization(store: Store, request: PreparedRequest, lane: int, candidate
         in_place=in_place,
         checkpoint=candidate.ref.checkpoint,
         thaws=thaws,
+        shed=shed,
+        freed=_freed(store, [history.checkpoints[i].image for i in shed]),
         request=request,
         lane=lane,
     )
@@ -117,8 +125,7 @@ def capture(store: Store, sequence: SequenceHandle, offer: CaptureOffer) -> Inco
     if (offer.private is None and not offer.shared) or (held and not offer.shared):
         return CaptureSkip.HELD
     tails = {kind: int(offer.shared and checkpoint_tokens(kind, offer.frontier) % PAGE != 0) for kind in store.kv}
-    replaced = [record.checkpoints[i].image for i in offer.replace if i in record.checkpoints]
-    freed = sum(_frees(store, image) for image in set(replaced))
+    freed = _freed(store, [record.checkpoints[i].image for i in offer.replace if i in record.checkpoints])
     shared_only = offer.private is None
     return Incoming(
         "capture",
@@ -144,6 +151,11 @@ def block_index(store: Store, history: History, kind: PoolKind, frontier: int) -
     return np.array([b.index for b in blocks], np.int64)
 
 
-def _frees(store: Store, image: Handle) -> bool:
-    state = store.states.images.get(image)
-    return state.refs == 1 and state.device is not None
+def _beyond(history: History, frontier: int) -> frozenset[int]:
+    return frozenset(i for i, c in history.checkpoints.items() if c.frontier > frontier)
+
+
+def _freed(store: Store, images: Sequence[Handle]) -> int:
+    """Device slots that come back when the references to these images are given up."""
+    states = {image: store.states.images.get(image) for image in images}
+    return sum(s.refs == images.count(image) and s.device is not None for image, s in states.items())

@@ -114,6 +114,8 @@ class Session:
             raise InvariantError(f"a target that is not feasible was sealed: {shortages}")
         levels = {v: self._levels(v)[n] for v, n in zip(victims, target.levels, strict=True) if n}
         manifest = {v: frozenset(self._store.histories.get(v).checkpoints) - level.kept for v, level in levels.items()}
+        if incoming.shed and incoming.owner is not None:
+            manifest[incoming.owner] = incoming.shed
         plan = ResourcePlan(
             next(_ids), self.revision, self._kind, incoming.request.id if incoming.request else None, incoming.lane,
             target, manifest,
@@ -204,7 +206,7 @@ class Session:
         )
         host_free = states.host_available + len(images.host) - len(images.demoted)
         missing["host.state"] = -host_free
-        free_slots = states.available + len(images.device) + len(images.demoted)
+        free_slots = states.available + len(images.device) + len(images.demoted) + incoming.freed
         lacking = max(incoming.states - free_slots, incoming.held - store.spare)
         snapshot = incoming.source == "capture" and lacking > 0 and host_free > 0 and incoming.states > 0
         missing["state"] = 0 if snapshot else lacking

@@ -142,7 +142,10 @@ class Transactions:
             self.store.states.unpin(image)
             self.store.states.return_host(host)
         give_back(self.store, run.taken)
-        self.store.revision += bool(run.sealed.levels)
+        incoming = run.sealed.incoming
+        if incoming.shed and incoming.owner is not None:
+            self.store.forget(self.store.histories.get(incoming.owner), [])
+        self.store.revision += bool(run.sealed.plan.manifest)
         return self._result(run, committed=False)
 
     def close(self) -> None:
@@ -154,7 +157,11 @@ class Transactions:
 
     def _degrade(self, sealed: SealedPlan) -> None:
         """Checkpoints and replicas go that need no replacement."""
-        store = self.store
+        store, incoming = self.store, sealed.incoming
+        if incoming.shed and incoming.owner is not None:
+            source = store.histories.get(incoming.owner)
+            for number in incoming.shed:
+                store.states.release(source.checkpoints.pop(number).image)
         for owner, level in sealed.levels.items():
             history = store.histories.remove(owner) if level.evicted else store.histories.get(owner)
             gone = sorted(set(history.checkpoints) - level.kept)
@@ -213,7 +220,8 @@ class Transactions:
     def _result(self, run: Running, **outcome: object) -> ResourceResult:
         store, plan = self.store, run.sealed.plan
         owners = []
-        for owner in plan.manifest:
+        consumed = run.sealed.incoming.owner if outcome.get("source") == "consumed" else None
+        for owner in [owner for owner in plan.manifest if owner != consumed]:
             history = store.histories.try_get(owner)
             surviving = frozenset(history.checkpoints) if history is not None else frozenset()
             owners.append(OwnerOutcome(owner, surviving, None if history is None else store.summary(owner)))

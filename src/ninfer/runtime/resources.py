@@ -286,13 +286,15 @@ class ResourceManager:
 
     def _check(self, planned: Planned, result: ResourceResult, *, committed: bool) -> None:
         """Validate a result completely before anything is adopted."""
+        source = planned.source.ref if planned.source is not None else None
+        gone = {source.owner} if source is not None and result.source == "consumed" else set()
         answers = (
             result.transaction == planned.ticket.transaction
             and result.kind is planned.plan.kind
             and result.committed is committed
             and (planned.request is None or self._lanes[planned.row].state is LaneState.MATERIALIZING)
             and (result.sequence is not None) == (committed and planned.request is not None)
-            and {outcome.owner for outcome in result.owners} == set(planned.ticket.claimed)
+            and {outcome.owner for outcome in result.owners} == set(planned.ticket.claimed) - gone
         )
         if not answers:
             raise InvariantError(f"resource result {result} does not answer {planned.ticket}")
