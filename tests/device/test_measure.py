@@ -7,10 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from device.measure.context import copies
 from device.measure.drafting import drafted
 from device.measure.reuse import reuse
 from device.measure.sanitizer import findings
 from device.measure.widths import adaptive, constrained, widths
+
+from ninfer._cpu.device import CpuDevice
 
 REPORT = """\
 ========= COMPUTE-SANITIZER
@@ -50,6 +53,14 @@ def test_a_stage_that_fails_costs_no_other(tmp_path: Path) -> None:
     assert "DeviceError" in rows["start FAILED"]
     assert "DeviceError" in rows["sampler FAILED"]
     assert "DeviceError" in (tmp_path / "log.txt").read_text()
+
+
+def test_copies_are_measured_on_the_host_as_on_a_gpu() -> None:
+    device = CpuDevice()
+    rows = dict(copies(device, pages=4, layers=(1, 1), nbytes=16 << 20))
+    device.close()
+    assert "GB/s" in rows["d2h"]
+    assert "GB/s" in rows["h2d"]
 
 
 def test_reuse_is_measured_on_the_host_as_on_a_gpu() -> None:

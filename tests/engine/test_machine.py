@@ -258,7 +258,21 @@ class EngineMachine(RuleBasedStateMachine):
             assert {q: p.key.frontier for q, p in entry.checkpoints.items()} == {q: f for q, (f, _) in points.items()}
         assert len(resources.catalogue.index) == sum(len(owner.points) for owner in kept.owners.values())
         promised = sum(lane.publishes for lane in resources._lanes)
-        assert resources.catalogue.count("continuation") + promised <= resources.catalogue.capacity["continuation"]
+        held = resources.catalogue.count("continuation") - self._going(resources)
+        assert held + promised <= resources.catalogue.capacity["continuation"]
+
+    def _going(self, resources) -> int:
+        """Retained requests that the open transaction, if it commits, takes over or deletes: their places are promised
+        to its request."""
+        planned = resources._open
+        if planned is None or planned.request is None:
+            return 0
+        going = {
+            o for o, gone in planned.ticket.claimed.items() if gone == resources.catalogue.get(o).checkpoints.keys()
+        }
+        if planned.source.ref is not None and planned.source.consume:
+            going.add(planned.source.ref.owner)
+        return sum(owner.kind == "continuation" for owner in going)
 
     @invariant()
     def lanes_rows_and_sequences_agree(self):

@@ -174,7 +174,7 @@ def reuse(device: str, source: ArtifactSource | Path, tokens: int = 8192, many: 
 
 def tiny(out: Path) -> Rows:
     file = ROOT / "examples" / "tiny" / "tiny.ninfer"
-    return [(f"tiny: {what}", figure) for what, figure in reuse("cuda:0", file, many=True)]
+    return [(f"tiny: {what}", figure) for what, figure in reuse("cuda:0", file, tokens=3584, many=True)]
 
 
 def large(out: Path) -> Iterator[Row]:
