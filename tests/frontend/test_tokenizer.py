@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import unicodedata
 from pathlib import Path
 
@@ -10,7 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ninfer.cancellation import CancelScope
+from ninfer.errors import Cancelled
 from ninfer.frontend import Frontend
+from ninfer.frontend.pieces import PIECE, cutter, pieces
 from ninfer.frontend.tokenizer import decode_utf8
 
 CORPUS = [
@@ -67,6 +71,55 @@ def test_the_released_vocabulary(real):
         for cut in range(0, len(text), 7):
             assert encode(text[cut:]) == reference.encode(text[cut:])
     assert all(frontend.token_bytes(i) == data for data, i in reference._mergeable_ranks.items())
+
+
+def test_a_text_may_be_encoded_in_pieces(real):
+    """Wherever it is cut, and the cuts are close enough to stop at in time."""
+    frontend, reference = real
+    tokenizer = frontend._tokenizer
+    assert tokenizer._pieces is pieces
+    for text in (*CORPUS, " ".join(CORPUS)):
+        for size in (1, 2, 5):
+            parts = list(pieces(text, size))
+            assert "".join(parts) == text
+            assert [id for part in parts for id in reference.encode(part)] == reference.encode(text), text
+    long = "".join(CORPUS) * 40
+    assert len(list(pieces(long))) > 2
+    assert max(map(len, pieces(long))) < PIECE + 500
+    assert tokenizer.encode(long) == reference.encode(long)
+
+
+ALPHABET = [*"ab 's'llSſ  \n\n\r\t1 2.,!<|_-", "é", "e\u0301", "\u0301", "\u093c", "²", "ⅷ", "今", "，", "。", "\u3000",
+            "ا", "\u064b", "한", "\u11a8", "😀", "\u200d", "\u00a0", "<|im_end|>", "<think>"]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(ALPHABET), max_size=30), st.integers(1, 6))
+def test_no_cut_changes_a_token(frontend, parts, size):
+    text, encode = "".join(parts), frontend._tokenizer.encode
+    assert [id for piece in pieces(text, size) for id in encode(piece)] == encode(text)
+
+
+@pytest.mark.parametrize(
+    ("changed", "added"),
+    [
+        ({"pre_tokenizer": None}, []),
+        ({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": r"\w+"}}}, []),
+        ({"normalizer": {"type": "NFKC"}}, []),
+        ({}, ["<|two words|>"]),
+        ({}, ["<|v1|>"]),
+    ],
+)
+def test_a_text_stays_whole_where_cuts_could_show(tiny_resources, changed, added):
+    spec, text = json.loads(tiny_resources.tokenizer_json), "a b 1 " * PIECE
+    assert len(list(cutter(spec, ["<|im_end|>"])(text))) > 1
+    assert list(cutter({**spec, **changed}, added)(text)) == [text]
+
+
+def test_encoding_ends_between_pieces(frontend):
+    scope = CancelScope()
+    with scope, pytest.raises(Cancelled):
+        scope.cancel()
+        frontend.prepare("a b " * PIECE)
 
 
 def test_real_streams_have_no_replacement_characters(real):

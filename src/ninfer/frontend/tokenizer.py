@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ninfer.cancellation import checkpoint
+from ninfer.frontend.pieces import cutter
 from ninfer.frontend.resources import FrontendResources, broken, json_object
 from ninfer.frontend.vocabulary import Vocabulary, read_vocabulary
 
@@ -30,6 +32,7 @@ class Tokenizer:
         self.config = json_object(resources.tokenizer_config, "tokenizer_config.json")
         self.vocabulary: Vocabulary = read_vocabulary(spec, self.config, resources.vocab_rows)
         self._encoder = _build(resources.tokenizer_json)
+        self._pieces = cutter(spec, [token.content for token in self.vocabulary.added.values()])
         _add_listed_only_in(self.config, self._encoder)
         for token in self.vocabulary.added.values():
             if self._encoder.token_to_id(token.content) != token.id:
@@ -44,8 +47,7 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of ``text``; the spelling of an added token becomes that token."""
-        ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
-        return ids
+        return self._encode(self._encoder, text)
 
     def encode_except(self, text: str, literal: Collection[int]) -> list[int]:
         """As ``encode``, but no added token starts at the character offsets in ``literal``."""
@@ -81,7 +83,14 @@ class Tokenizer:
             if self._plain is None:
                 spec = {**json.loads(self._encoder.to_str()), "added_tokens": []}
                 self._plain = _build(json.dumps(spec).encode())
-        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
+        return self._encode(self._plain, text)
+
+    def _encode(self, encoder: Any, text: str) -> list[int]:
+        """Piece by piece; ends between two when nobody waits any more."""
+        ids: list[int] = []
+        for piece in self._pieces(text):
+            checkpoint()
+            ids += encoder.encode(piece, add_special_tokens=False).ids
         return ids
 
 
