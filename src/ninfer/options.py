@@ -231,9 +231,7 @@ class SpecOptions:
     backend: str = attrs.field(default="none", validator=_choice("none", "mtp", "dflash", "dflash2"))
     draft_tokens: int | None = attrs.field(default=None, validator=_integer(1, 7, optional=True), kw_only=True)
     adaptive: bool = attrs.field(default=False, validator=_boolean, kw_only=True)
-    proposal_head: bool | None = attrs.field(
-        default=None, validator=attrs.validators.optional(_boolean), kw_only=True
-    )
+    proposal_head: bool | None = attrs.field(default=None, validator=attrs.validators.optional(_boolean), kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         if self.backend == "none":

@@ -105,7 +105,7 @@ def _open_store(
         kv={k: KVStore(DevicePagePool(k, profile.pages[k]), rows, profile.logical_pages, host) for k in kinds},
         states=StateStore(shape.slots, retention.host_states),
         arena=host,
-        transfers=Transfers(device, planes, (*memory.model.images, memory.stored), host),
+        transfers=Transfers(device, planes, (*memory.model.images, memory.stored), host, ahead=device.kind == "cuda"),
         rows=shape.rows,
         spare=shape.spare,
         chunk=shape.chunk,

@@ -157,6 +157,7 @@ class Program:
             raise InvariantError(f"{sequence} has not ended")
         self.store.revision += 1
         owner = become_history(self.store, record, endpoint)
+        self.store.expect_pressure()
         self._sequences.remove(sequence)
         return TerminalResult(None if owner is None else self.summary(owner), self.resource_revision)
 
@@ -332,6 +333,7 @@ class Program:
         if not self._closed:
             self._closed = True
             self._transactions.close()
+            self.store.transfers.close()
             self._units.close()
 
     # -- inside a unit -------------------------------------------------------------------------------------------

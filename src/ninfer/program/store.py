@@ -102,6 +102,14 @@ class Store:
         """Executing a history's tokens ``[begin, end)`` again."""
         return span_work(begin, end, -(-(end - begin) // self.chunk))
 
+    def expect_pressure(self) -> None:
+        """What is on the device now may have to go to host memory soon."""
+        arena, states = self.arena, self.states
+        superblocks = sum(bound is not None for bound in arena.bound)
+        superblocks += sum(-(-kv.pool.allocated // arena.slots[kind]) for kind, kv in self.kv.items())
+        images = states.host_capacity - states.host_available + states.capacity - states.available
+        self.transfers.expect(min(superblocks, len(arena.bound)), min(images, states.host_capacity))
+
     def forget(self, history: History, ids: list[int]) -> None:
         """Delete checkpoints of a history, and what only they needed of it; without any left, all of it."""
         for number in ids:

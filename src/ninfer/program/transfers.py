@@ -9,6 +9,7 @@ from typing import Any
 import numpy.typing as npt
 
 from ninfer.contract import Buffer, Device
+from ninfer.program.hosting import HostMemory
 from ninfer.program.layout import PoolKind
 from ninfer.program.stores.host import HostArena, HostSlot
 
@@ -18,13 +19,18 @@ Array = npt.NDArray[Any]
 class Transfers:
     """planes: the buffers of each pool, pages along their first axis. images: those of the state, slots along theirs.
 
-    Host memory is allocated when a superblock or host slot is used for the first time, and kept. page_bytes,
-    image_bytes: of one page of each pool, of one image. page_copies, image_copies: calls that move one. bytes: payload
+    ahead: host memory is taken before it is used, by a thread beside. page_bytes, image_bytes: of one page of each
+    pool, of one image. page_copies, image_copies: calls that move one. bytes: payload
     so far, by direction.
     """
 
     def __init__(
-        self, device: Device, planes: Mapping[PoolKind, Sequence[Buffer]], images: Sequence[Buffer], arena: HostArena
+        self,
+        device: Device,
+        planes: Mapping[PoolKind, Sequence[Buffer]],
+        images: Sequence[Buffer],
+        arena: HostArena,
+        ahead: bool = False,
     ) -> None:
         self._device = device
         self._copies = device.copies()
@@ -32,14 +38,13 @@ class Transfers:
         self._planes = planes
         self._images = images
         self._arena = arena
-        self._slabs: dict[int, Array] = {}
-        self._host_images: dict[int, list[Array]] = {}
         dtypes = {b.dtype for buffers in (*planes.values(), images) for b in buffers}
         self._types = {dtype: device.host((0,), dtype).dtype for dtype in sorted(dtypes)}
         self.page_bytes = {kind: sum(b.nbytes // b.shape[0] for b in buffers) for kind, buffers in planes.items()}
         self.page_copies = {kind: len(buffers) for kind, buffers in planes.items()}
         self.image_bytes = sum(b.nbytes // b.shape[0] for b in images)
         self.image_copies = len(images)
+        self._memory = HostMemory(device, {"superblock": arena.superblock, "image": self.image_bytes}, ahead)
         self.count_anew()
 
     def count_anew(self) -> None:
@@ -89,24 +94,27 @@ class Transfers:
 
     def host_bytes(self) -> int:
         """Host memory allocated so far."""
-        return sum(slab.nbytes for slab in self._slabs.values()) + self.image_bytes * len(self._host_images)
+        return self._memory.nbytes
+
+    def expect(self, superblocks: int, images: int) -> None:
+        """So many superblocks and host images, the lowest ones, may be copied to soon."""
+        self._memory.expect({"superblock": superblocks, "image": images})
+
+    def close(self) -> None:
+        """Take no more memory."""
+        self._memory.close()
 
     # -- own -----------------------------------------------------------------------------------------------------
 
     def _image(self, slot: int, host: int, copy: Callable[[Buffer, Array], None], direction: str) -> None:
-        arrays = self._host_images.get(host)
-        if arrays is None:
-            slab = self._device.host((self.image_bytes,), "u8")
-            arrays = self._host_images[host] = self._planes_of(slab, self._images, 1)
+        arrays = self._planes_of(self._memory.get("image", host), self._images, 1)
         for buffer, array in zip(self._images, arrays):
             copy(buffer.slice(slot, slot + 1), array)
             self._count(direction, buffer, 1)
 
     def _views(self, slot: HostSlot) -> list[Array]:
         """The planes of a superblock, each [slots, ...]: one after the other, so that neighbours move in one copy."""
-        slab = self._slabs.get(slot.superblock)
-        if slab is None:
-            slab = self._slabs[slot.superblock] = self._device.host((self._arena.superblock,), "u8")
+        slab = self._memory.get("superblock", slot.superblock)
         return self._planes_of(slab, self._planes[slot.pool], self._arena.slots[slot.pool])
 
     def _planes_of(self, slab: Array, buffers: Sequence[Buffer], n: int) -> list[Array]:
