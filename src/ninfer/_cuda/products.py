@@ -17,7 +17,7 @@ STORE_BF16, STORE_F32, ADD, SWIGLU = range(4)
 COLUMNS = 128
 """Up to so many columns, weights are decoded inside the product; for more, into bf16 once and multiplied by cuBLAS."""
 
-_SEGMENT, _JOB = 128, 136
+_SEGMENT, _JOB = 128, 128
 _TICKETS = 1 << 16
 _ROOM = 128 << 20
 """Bytes shared by what never lives at once: partial sums; operands; decoded weights and their products."""
@@ -139,40 +139,51 @@ class Products:
         return plain, codes, sums
 
     def _wides(self, result: int, steps: list[Step], x: Any, norm: Any, eps: float, scale: Any, scratch: Any) -> None:
-        """A launch a format and for as many columns as fit; what does not fit the workspace is decoded whole."""
+        """A launch for all formats and for as many columns as fit; matrices of fp32 are decoded whole."""
+        height = 8 if result == SWIGLU else 16
+        formats = sorted(_by_format(steps), key=lambda own: sum(step[0][0].rows for step in own))
+        for own in [own for own in formats if NAMES[own[0][0][0].format] == "FP32"]:
+            formats.remove(own)
+            self._dense(result, own, x, norm, eps, scale, scratch)
+        if not formats:
+            return
         columns, K = x.shape
-        for own in _by_format(steps):
-            table, tiles, _ = _segments(own, 8 if result == SWIGLU else 16)
-            format, limit = own[0][0][0].format, self._device.shared_limit - 2048
-            plan = shares.wide(format, tiles, columns, K, self._device.multiprocessors, limit)
-            partial = tiles * plan.job.parts * 64 * plan.columns
-            if NAMES[format] == "FP32" or partial > _ROOM - _OPERANDS or tiles > _TICKETS:
-                self._dense(result, own, x, norm, eps, scale, scratch)
-                continue
-            for begin in range(0, columns, plan.columns):
-                end = min(columns, begin + plan.columns)
-                if columns > plan.columns:
-                    parts = [tuple((rows, out.slice(begin, end), first) for rows, out, first in step) for step in own]
-                    table, _, _ = _segments(parts, 8 if result == SWIGLU else 16)
-                self._wide(result, plan, table, x.slice(begin, end), norm, eps, scale and scale.slice(begin, end))
+        sizes = [(own[0][0][0].format, _segments(own, height)[1]) for own in formats]
+        plan = shares.wide(sizes, columns, K, self._device.multiprocessors, self._device.shared_limit - 2048)
+        partial = 2 * sum(job.blocks for job in plan.jobs) * plan.warps * 64 * plan.columns
+        if sum(tiles for _, tiles in sizes) > _TICKETS or partial > _ROOM - _OPERANDS:
+            raise InvariantError(f"{sizes} tiles exceed the workspace")
+        for begin in range(0, columns, plan.columns):
+            end = min(columns, begin + plan.columns)
+            parts = [
+                [tuple((rows, out.slice(begin, end), first) for rows, out, first in step) for step in own]
+                for own in formats
+            ]
+            tables = [_segments(own, height)[0] for own in parts]
+            self._wide(result, plan, tables, x.slice(begin, end), norm, eps, scale and scale.slice(begin, end))
 
-    def _wide(self, result: int, plan: shares.Wide, table: bytes, x: Any, norm: Any, eps: float, scale: Any) -> None:
-        (columns, K), job = x.shape, plan.job
+    def _wide(
+        self, result: int, plan: shares.Wide, tables: list[bytes], x: Any, norm: Any, eps: float, scale: Any
+    ) -> None:
+        columns, K = x.shape
         padded = -(-K // 256) * 256
-        sums = self.room.ptr + columns * padded * 2
-        if sums + padded // 64 * plan.columns * 4 > self.room.ptr + _OPERANDS:
+        if 2 * padded * plan.columns > _OPERANDS:
             raise InvariantError(f"{columns} columns of {K} exceed the workspace")
-        halves, bias = NAMES[job.format] == "Q8", shares.BIAS[job.format]
-        words = pack(x, norm, self.room, sums, eps, columns, K, padded, plan.columns, int(halves), bias)
+        words = pack(x, norm, self.room, eps, K, padded, plan.columns)
         self._launch("rows", "panels", columns, min(512, padded // 8), words, 2 * padded)
+        jobs, segment, block, ticket = b"", 0, 0, 0
+        for job, table in zip(plan.jobs, tables, strict=True):
+            end = segment + len(table) // _SEGMENT
+            jobs += pack(*job.words(K, segment, end, ticket, block, plan.warps))
+            segment, block, ticket = end, block + job.blocks, ticket + job.tiles
         words = pack(
-            self.room, None, sums, None, eps, columns, K, result, 1, plan.warps, plan.stages, scale,
-            self.room.ptr + _OPERANDS, job.parts, self.tickets,
+            self.room, None, None, None, eps, columns, K, result, len(plan.jobs), plan.warps, plan.stages, scale,
+            self.room.ptr + _OPERANDS, 0, self.tickets,
         )  # fmt: skip
-        words += pack(*job.words(K, 0, len(table) // _SEGMENT, 0, 0, plan.warps)).ljust(shares.MAX_JOBS * _JOB, b"\0")
-        words += table.ljust(shares.MAX_SEGMENTS * _SEGMENT, b"\0")
+        words += jobs.ljust(shares.MAX_JOBS * _JOB, b"\0")
+        words += b"".join(tables).ljust(shares.MAX_SEGMENTS * _SEGMENT, b"\0")
         name = f"wide_{plan.columns}"
-        self._launch(name, name, job.blocks, 32 * plan.warps, words, job.shared)
+        self._launch(name, name, block, 32 * plan.warps, words, plan.jobs[0].shared)
 
     def _launch(self, module: str, symbol: str, grid: Any, block: int, words: bytes, shared: int) -> None:
         function = self._device.function(module, symbol, shared)

@@ -24,9 +24,6 @@ CHUNK_BYTES = (2048, 4096, 2176, 2688, 3200, 2176, 2304, 2048)
 CODED = range(2, 6)
 """Formats of integer codes, which meet few columns in fixed point (``kernels/codes.cuh``)."""
 
-BIAS = (0, 0, 136, 144, 160, 0, 0, 0)
-"""What codes are too large by when many columns are multiplied with them, as bf16."""
-
 _FEW = (6, 3)
 """Chunks of a warp that are few: read as they are, or decoded with more work."""
 
@@ -55,7 +52,7 @@ class Job:
         rows = -(-self.tiles // height)
         length, longer = divmod(rows if self.whole else rows * chunks, self.blocks)
         return (
-            self.format, width, CHUNK_BYTES[self.format], BIAS[self.format], segment, end, self.tiles, ticket, block,
+            self.format, width, CHUNK_BYTES[self.format], segment, end, self.tiles, ticket, block,
             self.blocks, self.slices, self.slice, chunks, last, int(self.whole), length, longer,
         )  # fmt: skip
 
@@ -133,25 +130,34 @@ def _padded(nbytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Wide:
-    """How ``columns`` columns at a time, a multiple of 32, meet all rows of one format (``kernels/wide.cuh``)."""
+    """How ``columns`` columns at a time, a multiple of 32, meet all rows (``kernels/wide.cuh``)."""
 
-    job: Job
+    jobs: tuple[Job, ...]
     columns: int
     warps: int
     stages: int
 
 
-def wide(format: int, tiles: int, columns: int, K: int, blocks: int, limit: int) -> Wide:
-    """The most columns, warps and stages that fit into ``limit`` bytes of shared memory."""
-    width, bytes = CHUNK_COLUMNS[format], CHUNK_BYTES[format]
+def wide(sizes: Sequence[tuple[int, int]], columns: int, K: int, blocks: int, limit: int) -> Wide:
+    """Share out ``blocks`` blocks among (format, tiles) each, the smallest first, with the most columns, warps and
+    stages that fit into ``limit`` bytes of shared memory."""
     for most in (128, 64, 32):
         if most >= 2 * columns and most > 32:
             continue
         for warps, stages in ((16, 3), (16, 2), (8, 3), (8, 2), (4, 2)):
-            shared = stages * (2 * width * most + (width // 64 * most * 4 if BIAS[format] else 0) + warps * bytes)
+            shared = max(128 + stages * (2 * CHUNK_COLUMNS[f] * most + warps * CHUNK_BYTES[f]) for f, _ in sizes)
             if shared <= limit and (most < 128 or warps <= 8):
-                chunks, rows = -(-K // width), -(-tiles // warps)
-                used = max(1, min(blocks, rows * chunks // 2))
-                parts = -(-(chunks - 1) // max(1, rows * chunks // used)) + 1
-                return Wide(Job(format, tiles, 1, K, used, False, parts, shared, 0), most, warps, stages)
+                return Wide(_wide_jobs(sizes, K, blocks, warps, shared), most, warps, stages)
     raise InvariantError(f"a block of {limit} bytes of shared memory")
+
+
+def _wide_jobs(sizes: Sequence[tuple[int, int]], K: int, blocks: int, warps: int, shared: int) -> tuple[Job, ...]:
+    jobs: list[Job] = []
+    nbytes = [tiles * -(-K // CHUNK_COLUMNS[f]) * CHUNK_BYTES[f] for f, tiles in sizes]
+    for i, (format, tiles) in enumerate(sizes):
+        left = blocks - sum(job.blocks for job in jobs) - (len(sizes) - 1 - i)
+        own = left if i + 1 == len(sizes) else max(1, min(left, round(blocks * nbytes[i] / sum(nbytes))))
+        chunks = -(-K // CHUNK_COLUMNS[format])
+        used = max(1, min(own, -(-tiles // warps) * chunks // 2))
+        jobs.append(Job(format, tiles, 1, K, used, False, 0, shared, 0))
+    return tuple(jobs)

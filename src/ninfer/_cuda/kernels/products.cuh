@@ -8,7 +8,7 @@ constexpr int MAX_SEGMENTS = 20, MAX_JOBS = 4;
 
 // The segments of one format, and the blocks that work on them: `slices` times `blocks` of them, from `block` on.
 struct Job {
-    i64 format, width, stage, bias;  // of a chunk: columns, bytes; what codes are too large by, in wide.cuh
+    i64 format, width, stage;          // of a chunk: columns, bytes
     i64 segment, end, tiles, ticket;   // ticket: number of its first tile
     i64 block, blocks, slices, slice;  // K is cut into `slices` of `slice` columns
     i64 chunks, last;                  // of a tile in a slice, and in the last one
@@ -19,7 +19,7 @@ struct Job {
 struct Stream {
     const u16* x;       // [1, K]; or made ready by `operands`, for formats that are not codes; or by `panels`
     const u16* norm;    // [K] or null; null where columns are ready
-    const float* sums;  // of x by 64, from `panels`; powers of two of `codes` by 64, from `operands`; or null
+    const float* sums;  // powers of two of `codes` by 64, from `operands`; or null
     const u8* codes;    // [columns][2][K padded]: made ready by `operands`, for codes
     double eps;
     i64 columns, K, result, jobs, warps, stages;  // warps of a block, a power of two, as its logarithm

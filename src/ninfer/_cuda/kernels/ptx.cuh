@@ -192,14 +192,38 @@ DEVICE void mma(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// c[n][16 rows x 8] += a[16 x 16] b[16 x 8 N8] for each warp of four, b in shared memory as [k / 8][8 N8 columns][8] bf16.
-// The sums are there after panel_end, and operands must stay in their registers until then, so nothing else is worked on
-// meanwhile; panel_begin comes before the first product, and before them shared_for_panels in every thread that wrote b.
+// c[n][16 rows x 8] += a[16 x 16] b[16 x 8 N8] for each warp of four, b in shared memory as [k / 8][8 N8 columns][8] bf16,
+// where panel_fetch has put it. Products are worked on while others are prepared: a batch of them lies between panel_begin
+// and panel_commit, and until panel_wait says that it is done, its operands stay in their registers and b in its place.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define PANELS
-DEVICE void shared_for_panels() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 DEVICE void panel_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-DEVICE void panel_end() { asm volatile("wgmma.commit_group.sync.aligned;\n\twgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+DEVICE void panel_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// All but the `pending` newest batches are done.
+template <int pending> DEVICE void panel_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory"); }
+
+// One thread: `arrived` will take turns, each of one panel_fetch.
+DEVICE void panel_expect(u64* arrived) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\tfence.proxy.async.shared::cta;" ::"r"(shared_address(arrived)) : "memory");
+}
+// Called by all threads: start copying; addresses and size are multiples of 16.
+DEVICE void panel_fetch(void* dst, const void* src, int size, u64* arrived) {
+    if (thread() == 0)
+        asm volatile(
+            "{\n\t.reg .b64 state;\n\tmbarrier.arrive.expect_tx.shared::cta.b64 state, [%2], %3;\n\t"
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %3, [%2];\n\t}" ::"r"(shared_address(dst)),
+            "l"(src), "r"(shared_address(arrived)), "r"(size)
+            : "memory");
+}
+// The copy of turn 2n (odd 0) or 2n + 1 is there.
+DEVICE void panel_arrived(u64* arrived, int odd) {
+    u32 done;
+    do asm volatile("{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\tselp.u32 %0, 1, 0, p;\n\t}"
+                    : "=r"(done)
+                    : "r"(shared_address(arrived)), "r"(odd)
+                    : "memory");
+    while (!done);
+}
 #define C4(n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
 #define C16(n) C4(n), C4(n + 1), C4(n + 2), C4(n + 3)
 template <int N8> DEVICE void panel_mma(float (&c)[N8][4], u32 a0, u32 a1, u32 a2, u32 a3, const void* b) {

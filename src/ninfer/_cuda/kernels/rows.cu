@@ -215,12 +215,9 @@ KERNEL(draft_rows, Draft, 32, 1) {
 struct Panels {
     const u16* x;
     const u16* norm;
-    u16* out;     // [padded / 64][4][2][columns][8]
-    float* sums;  // [padded / 64][room]
+    u16* out;  // [padded / 8][room][8]
     double eps;
-    i64 columns, K, padded, room;
-    i64 halves;  // a scale covers 32 columns
-    i64 bias;
+    i64 K, padded, room;
 };
 
 // One block a column: norm1(x, norm), or x, padded with zeros, in the order that wide.cuh takes columns in.
@@ -229,7 +226,7 @@ KERNEL(panels, Panels, 512, 1) {
     __shared__ float room[32];
     release_successors();
     after_predecessors();
-    const int K = (int)a.K, padded = (int)a.padded, columns = (int)a.columns, column = block_x();
+    const int K = (int)a.K, padded = (int)a.padded, column = block_x();
     const u16* x = a.x + (i64)column * K;
     u16* own = (u16*)shared;  // [padded]
     float inverse = 1.0f;
@@ -243,28 +240,13 @@ KERNEL(panels, Panels, 512, 1) {
         }
         inverse = 1.0f / sqrtf(sum_block(square, room) / K + (float)a.eps);
     }
-    for (int first = 0; first < padded; first += 8 * threads()) {
-        const int k = first + 8 * thread();
-        const Word4 v = normed8(x, a.norm, k, K, inverse);
-        float f[8], sum = 0;
-        unpack8(f, v);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) sum += f[i];
-#pragma unroll
-        for (int mask = 1; mask < 8; mask *= 2) sum += shuffle_xor(sum, mask);
-        if (k >= padded) continue;
-        *(Word4*)(own + k) = v;
-        if (thread() % 8 == 0) a.sums[k / 64 * a.room + column] = -(float)a.bias * sum;
-    }
+    for (int k = 8 * thread(); k < padded; k += 8 * threads()) *(Word4*)(own + k) = normed8(x, a.norm, k, K, inverse);
     sync();
     for (int i = thread(); i < padded / 8; i += threads()) {
-        const int j = i % 8 / 4, pair = i % 4;  // which eight of a lane, which pair of it
+        const u16* from = own + i / 8 * 64 + i % 8 / 4 * 8 + i % 4;  // an eight of a lane, a pair of it
         u32 v[4];
 #pragma unroll
-        for (int t = 0; t < 4; ++t) {
-            const u16* from = own + i / 8 * 64 + (a.halves ? 32 * j + 8 * t : 16 * t + 8 * j) + pair;
-            v[t] = from[0] | (u32)from[4] << 16;
-        }
-        *(Word4*)(a.out + ((i64)i * columns + column) * 8) = {v[0], v[1], v[2], v[3]};
+        for (int t = 0; t < 4; ++t) v[t] = from[16 * t] | (u32)from[16 * t + 4] << 16;
+        *(Word4*)(a.out + (i * a.room + column) * 8) = {v[0], v[1], v[2], v[3]};
     }
 }

@@ -1,15 +1,21 @@
 // Products of 17 to 128 columns with stored matrices: 16 rows a warp, all columns a block, both on their way through shared
-// memory. Weights are decoded once for all columns, into the registers that the matrix units take them from.
+// memory. Weights are decoded once for all columns, scale included, into the registers that the matrix units take them from,
+// so that sums run over all of K; while a warp's products of one group of columns are worked on, it decodes the next.
 //
-// Blocks of as many warps share out the chunks of all their tiles evenly, and add up those they share, as in sums.cuh.
+// Blocks share out the chunks of all their tiles of 16 rows a warp evenly, and add up those they share.
 #pragma once
 #include "sums.cuh"
 
 #ifndef PANELS
 // Where matrix instructions take one warp's operands from registers.
-DEVICE void shared_for_panels() {}
 DEVICE void panel_begin() {}
-DEVICE void panel_end() {}
+DEVICE void panel_commit() {}
+template <int pending> DEVICE void panel_wait() {}
+DEVICE void panel_expect(u64*) {}
+DEVICE void panel_fetch(u8* dst, const u8* src, int size, u64*) {
+    for (int i = 16 * thread(); i < size; i += 16 * threads()) copy16_if(dst + i, src + i, true);
+}
+DEVICE void panel_arrived(u64*, int) {}
 template <int N8> DEVICE void panel_mma(float (&c)[N8][4], u32 a0, u32 a1, u32 a2, u32 a3, const u8* b) {
     const u8* own = b + 4 * (thread() % 32);  // column lane/4, elements 2*(lane%4) and + 1
 #pragma unroll
@@ -17,48 +23,116 @@ template <int N8> DEVICE void panel_mma(float (&c)[N8][4], u32 a0, u32 a1, u32 a
 }
 #endif
 
-// sums += 16 rows of the stage times all columns. x[group][4][k / 8][8 N8][8]; shift[group][8 N8]: what codes are too large
-// by, times the columns' sums, negative.
-template <int F, int N8> DEVICE void multiply_wide(float (&sum)[N8][4], const u8* stage, const u8* x, const float* shift, int lane) {
+// Columns 16t .. 16t + 15 of group u of a stage's row, in two eights; times their scale, `scales` being those of the row.
+template <int F> DEVICE void scaled_pairs(u32 (&p)[2][4], const u8* stage, u64 scales, int row, int u, int t) {
     using C = Chunk<F>;
-    using T = Traits<F>;
-    const int g = lane / 4, t = lane % 4;
-    u64 scales[2] = {0, 0};
-    if constexpr (T::scaled)
-        for (int i = 0; i < 2; ++i) scales[i] = *(const u64*)(stage + C::scale_offset + 8 * (8 * i + g));
+    if constexpr (F == Q8) {
+        const Word4 all = *(const Word4*)(stage + row * C::row + 16 * ((4 * u + t) ^ C::swizzle(row)));
+        q8_pairs(p[0], all.x, all.y), q8_pairs(p[1], all.z, all.w);
+    } else {
+        chunk_pairs<F>(p, stage, row, u, t, 0);
+    }
+    if constexpr (Traits<F>::scaled) {
+        constexpr u32 minus = F == Q4 ? 0xC308C308 : F == Q5 ? 0xC310C310 : 0xC320C320;
+        const float scale = from_half((u16)(scales >> 16 * (F == Q8 ? 2 * u + t / 2 : u)));
+        const u32 pair = pack(scale, scale);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            u32& both = p[i / 4][i % 4];
+            if (BIAS<F> != 0) both = fma2(both, ONE, minus);
+            both = fma2(both, pair, MINUS_ZERO);
+        }
+    }
+}
+
+// A warp's 16 rows of a group of 64 columns.
+struct Operand {
+    u32 upper[2][4], lower[2][4];  // of rows lane/4 and lane/4 + 8
+
+    template <int F> DEVICE void decode(const u8* stage, const u64 (&scales)[2], int u, int lane) {
+        scaled_pairs<F>(upper, stage, scales[0], lane / 4, u, lane % 4);
+        scaled_pairs<F>(lower, stage, scales[1], 8 + lane / 4, u, lane % 4);
+    }
+    // sums += these times x[k / 8][8 N8 columns][8], in the background
+    template <int N8> DEVICE void multiply(float (&sums)[N8][4], const u8* x) const {
+        panel_begin();
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const u32 *a = upper[i / 2] + i % 2 * 2, *b = lower[i / 2] + i % 2 * 2;
+            panel_mma<N8>(sums, a[0], b[0], a[1], b[1], x + i * 256 * N8);
+        }
+        panel_commit();
+    }
+};
+
+// Where a warp's sums of a tile lie while they become results: 32 columns of 16 rows.
+DEVICE float* place(float* room, int row, int column) { return room + 16 * column + 4 * (row / 4 ^ column / 2 & 3) + row % 4; }
+
+DEVICE void put_result(const Stream& a, void* out, i64 at, float v, int column) {
+    if (a.result == STORE_F32) {
+        ((float*)out)[at] = v;
+        return;
+    }
+    u16* p = (u16*)out + at;
+    *p = to_bf16(a.result == ADD ? from_bf16(*p) + (a.scale ? a.scale[column] : 1.0f) * v : v);
+}
+
+// Put the sums of a tile where they belong, by way of 2 KB of shared memory that are this warp's own.
+template <int N8> DEVICE void finish_wide(const Stream& a, const Octet (&octet)[2], const Sums<N8>& sums, float* room, int lane) {
+    const int g = lane / 4, t = lane % 4, pair = a.result == SWIGLU, count = octet[0].count, rows = pair ? 8 : 16;
+    const Segment& s = a.segment[octet[0].segment];
+    const float upper = row_factor(s, octet[0].row + minimum(g, count - 1));
+    const float lower = row_factor(a.segment[octet[1].segment], octet[1].row + minimum(g, maximum(octet[1].count, 1) - 1));
+    const i64 first = s.out_first + octet[0].row - s.first, stride = s.out_stride;
+    const int size = a.result == STORE_F32 ? 4 : 2;
+    const bool vectors = count >= rows && ((u64)s.out + first * size) % 16 == 0 && stride * size % 16 == 0;
 #pragma unroll 1
-    for (int u = 0; u < C::groups; ++u) {
-        u32 r[2][4], s[2][4];
-        chunk_pairs<F>(r, stage, g, u, t, 0), chunk_pairs<F>(s, stage, 8 + g, u, t, 0);
-        const u8* b = x + u * (1024 * N8);
-        if constexpr (!T::scaled) {
-            panel_begin();
+    for (int begin = 0; begin < minimum(8 * N8, (int)a.columns); begin += 32) {
+        sync_warp();
 #pragma unroll
-            for (int i = 0; i < 4; ++i) panel_mma<N8>(sum, r[i / 2][i % 2 * 2], s[i / 2][i % 2 * 2], r[i / 2][i % 2 * 2 + 1], s[i / 2][i % 2 * 2 + 1], b + i * 256 * N8);
-            panel_end();
-        } else {
-            constexpr int parts = F == Q8 ? 2 : 1;  // scales of a group
+        for (int n = 0; n < N8; ++n)
+            if (n / 4 * 32 == begin)
 #pragma unroll
-            for (int part = 0; part < parts; ++part) {
-                float own[N8][4];
-#pragma unroll
-                for (int n = 0; n < N8; ++n) {
-                    Float2 both = {0, 0};
-                    if (BIAS<F> != 0) both = *(const Float2*)(shift + 8 * (N8 * u + n) + 2 * t);
-                    own[n][0] = own[n][2] = both.x, own[n][1] = own[n][3] = both.y;
+                for (int i = 0; i < 2; ++i) {
+                    *place(room, g, n % 4 * 8 + 2 * t + i) = upper * sums.v[n][i];
+                    *place(room, 8 + g, n % 4 * 8 + 2 * t + i) = lower * sums.v[n][2 + i];
                 }
-                panel_begin();
+        sync_warp();
+        const int left = minimum(32, (int)a.columns - begin);
+        if (!vectors) {
+#pragma unroll 1
+            for (int column = lane / 16; column < left; column += 2) {
+                const int row = lane % 16;
+                float v = *place(room, row, column);
+                if (pair) v = silu(v) * *place(room, row + 8 & 15, column);
+                if (row < minimum(rows, count)) put_result(a, s.out, (begin + column) * stride + first + row, v, begin + column);
+            }
+        } else if (lane < left) {
+            const float factor = a.scale ? a.scale[begin + lane] : 1.0f;
+#pragma unroll 1
+            for (int row = 0; row < rows; row += 8) {
+                float f[2][4], w[2][4];
 #pragma unroll
-                for (int i = part * 2; i < (parts == 2 ? part * 2 + 2 : 4); ++i)
-                    panel_mma<N8>(own, r[i / 2][i % 2 * 2], s[i / 2][i % 2 * 2], r[i / 2][i % 2 * 2 + 1], s[i / 2][i % 2 * 2 + 1], b + i * 256 * N8);
-                panel_end();
-                const int at = 16 * (parts * u + part);
-                const float upper = from_half((u16)(scales[0] >> at)), lower = from_half((u16)(scales[1] >> at));
+                for (int i = 0; i < 2; ++i) {
+                    load4(f[i], place(room, row + 4 * i, lane));
+                    if (!pair) continue;
+                    load4(w[i], place(room, 8 + 4 * i, lane));
 #pragma unroll
-                for (int n = 0; n < N8; ++n) {
-                    sum[n][0] += upper * own[n][0], sum[n][1] += upper * own[n][1];
-                    sum[n][2] += lower * own[n][2], sum[n][3] += lower * own[n][3];
+                    for (int j = 0; j < 4; ++j) f[i][j] = silu(f[i][j]) * w[i][j];
                 }
+                const i64 at = (begin + lane) * stride + first + row;
+                if (a.result == STORE_F32) {
+                    store4((float*)s.out + at, f[0]), store4((float*)s.out + at + 4, f[1]);
+                    continue;
+                }
+                Word4* out = (Word4*)((u16*)s.out + at);
+                if (a.result == ADD) {
+                    float old[8];
+                    unpack8(old, *out);
+#pragma unroll
+                    for (int j = 0; j < 8; ++j) f[j / 4][j % 4] = old[j] + factor * f[j / 4][j % 4];
+                }
+                *out = {pack(f[0][0], f[0][1]), pack(f[0][2], f[0][3]), pack(f[1][0], f[1][1]), pack(f[1][2], f[1][3])};
             }
         }
     }
@@ -67,69 +141,116 @@ template <int F, int N8> DEVICE void multiply_wide(float (&sum)[N8][4], const u8
 template <int N8> DEVICE void wide(const Stream& a) {
     DYNAMIC_SHARED(shared);
     release_successors();
-    const Job& job = a.job[0];
-    const int warps = threads() / 32, warp = from_lane(thread() / 32, 0), lane = thread() % 32, columns = (int)a.columns;
-    const int format = (int)job.format, bytes = (int)job.stage, groups = (int)job.width / 64, stages = (int)a.stages;
-    const int chunks = (int)job.chunks, room = groups * 1024 * N8, shift_room = job.bias ? groups * 8 * N8 : 0;
-    u8* x = shared;                                          // [stages][group][8][8 N8] of 16 bytes
-    float* shift = (float*)(x + stages * room);              // [stages][group][8 N8]
-    u8* ring = (u8*)(shift + stages * shift_room) + warp * stages * bytes;
+    int j = 0;
+    while (j + 1 < a.jobs && block_x() >= a.job[j + 1].block) ++j;
+    const Job& job = a.job[j];
+    const int warps = threads() / 32, warp = from_lane(thread() / 32, 0), lane = thread() % 32;
+    const int format = (int)job.format, bytes = (int)job.stage, stages = (int)a.stages, chunks = (int)job.chunks;
+    const int room = (int)job.width * 16 * N8;
+    u64* arrived = (u64*)shared;  // [stages]
+    u8* x = shared + 128;         // [stages][width / 8][8 N8 columns][8] bf16
+    u8* ring = x + stages * room + warp * stages * bytes;
 
     const Runs blocks{(int)job.length, (int)job.longer};
-    const int begin = blocks.begin(block_x()), end = blocks.begin(block_x() + 1);
-    int tile = quotient(begin, chunks), chunk = begin - tile * chunks, current = 0;
-    int ahead = begin, ahead_tile = tile, ahead_chunk = chunk, slot = 0;
+    const int block = block_x() - (int)job.block, begin = blocks.begin(block), end = blocks.begin(block + 1);
+    int tile = quotient(begin, chunks), i = begin, current = 0, odd = 0;
+    int ahead = begin, ahead_tile = tile, ahead_chunk = begin - tile * chunks, slot = 0;
     Source source;
     Sums<N8> sums;
-    sums.zero();
-    auto fetch_columns = [&](int number, int slot) {
-        const u16* from = a.x + (i64)number * groups * 64 * columns;
-        for (int r = warp; r < 8 * groups; r += warps)
-            for (int c = lane; c < columns; c += 32) copy16_if(x + slot * room + (8 * N8 * r + c) * 16, from + (r * columns + c) * 8, true);
-        for (int i = thread(); i < shift_room / 4; i += threads())
-            copy16_if(shift + slot * shift_room + 4 * i, a.sums + (i64)number * shift_room + 4 * i, true);
-    };
+    if (thread() == 0)
 #pragma unroll 1
-    for (int i = begin + 1 - stages; i < end; ++i) {
-        if (i >= begin) {
-            if (stages > 2) copies_wait<1>();
-            else copies_wait<0>();
-            shared_for_panels();
-            sync();  // the chunk has arrived for all, and all are done with the one before it
-        }
+        for (int s = 0; s < stages; ++s) panel_expect(arrived + s);
+    auto fetch = [&](auto f) {  // the next chunk of this warp's rows, and its columns for all warps
         if (ahead < end) {
-            const bool fresh = ahead == begin || ahead_chunk == 0;
-            Octet octet[2];
-            if (fresh) tile_octets(octet, a, (int)job.segment, (int)job.end, minimum(ahead_tile * warps + warp, (int)job.tiles - 1));
-            with_format(format, [&](auto f) {
-                if (fresh) source.enter<f.value>(a, octet, ahead_chunk, lane);
-                source.copy<f.value>(ring + slot * bytes, lane);
-            });
+            if (ahead == begin || ahead_chunk == 0) {
+                Octet octet[2];
+                tile_octets(octet, a, (int)job.segment, (int)job.end, minimum(ahead_tile * warps + warp, (int)job.tiles - 1));
+                source.enter<f.value>(a, octet, ahead_chunk, lane);
+            }
+            source.copy<f.value>(ring + slot * bytes, lane);
             if (ahead == begin) after_predecessors();  // weights do not depend on the kernels before this one
-            fetch_columns(ahead_chunk, slot);
+            panel_fetch(x + slot * room, (const u8*)a.x + (i64)ahead_chunk * room, room, arrived + slot);
             ++ahead;
             if (++ahead_chunk == chunks) ahead_chunk = 0, ++ahead_tile;
         }
         copies_commit();
         slot = slot + 1 == stages ? 0 : slot + 1;
-        if (i < begin) continue;
-
+    };
+    with_format(format, [&](auto f) {
+        if constexpr (f.value != FP32)
+#pragma unroll 1
+            for (int s = 1; s < stages; ++s) fetch(f);
+    });
+#pragma unroll 1
+    for (; i < end; ++tile) {
+        sums.zero();
+        const int stop = minimum(end, (tile + 1) * chunks);
+        u8* stage = ring;
         with_format(format, [&](auto f) {
-            if constexpr (f.value != FP32) multiply_wide<f.value, N8>(sums.v, ring + current * bytes, x + current * room, shift + current * shift_room, lane);
-        });
-        current = current + 1 == stages ? 0 : current + 1;
-        if (++chunk == chunks || i + 1 == end) {
-            const int own = tile * warps + warp;
-            int part, parts;
-            blocks.share(tile * chunks, chunks, block_x(), part, parts);
-            if (own < job.tiles && add_parts(a, sums, own, part, parts, lane)) {
-                Octet octet[2];
-                tile_octets(octet, a, (int)job.segment, (int)job.end, own);
-                finish_tile<N8>(a, octet, sums, 1.0f, lane);
+            constexpr int F = f.value, groups = Chunk<F>::groups;
+            if constexpr (F != FP32) {
+                Operand operand[2];
+#pragma unroll 1
+                for (; i < stop; ++i) {
+                    if (stages > 2) copies_wait<1>();
+                    else copies_wait<0>();
+                    sync_warp();
+                    stage = ring + current * bytes;
+                    u64 scales[2] = {0, 0};
+                    if constexpr (Traits<F>::scaled)
+#pragma unroll
+                        for (int h = 0; h < 2; ++h) scales[h] = *(const u64*)(stage + Chunk<F>::scale_offset + 8 * (8 * h + lane / 4));
+                    operand[0].decode<F>(stage, scales, 0, lane);
+                    sync();  // all are done with the chunk before, whose place the next one takes
+                    panel_arrived(arrived + current, odd);
+                    const u8* columns = x + current * room;
+                    operand[0].multiply<N8>(sums.v, columns);
+                    fetch(f);
+#pragma unroll
+                    for (int u = 1; u < groups; ++u) {
+                        operand[u & 1].decode<F>(stage, scales, u, lane);
+                        panel_wait<0>();
+                        operand[u & 1].multiply<N8>(sums.v, columns + u * (1024 * N8));
+                    }
+                    panel_wait<0>();
+                    if (++current == stages) current = 0, odd ^= 1;
+                }
             }
+        });
+        const int own = tile * warps + warp;
+        if (own >= job.tiles) continue;
+        int part, parts;
+        blocks.share(tile * chunks, chunks, block, part, parts);
+        if (parts > 1) {
+            // a block shares at most its first and its last tile
+            auto partial = [&](int part) {
+                const int holder = block_x() - block + blocks.holder(tile * chunks) + part;
+                return (Float4*)a.partial + ((i64)(2 * holder + (part > 0)) * warps + warp) * (N8 * 32);
+            };
+            sums.store(partial(part), lane);
+            fence();
+            sync_warp();
+            int* ticket = a.tickets + job.ticket + own;
+            const int before = lane == 0 ? atomic_add(ticket, 1) : 0;
+            if (from_lane(before, 0) < parts - 1) continue;
+            fence();
+            if (lane == 0) *ticket = 0;
             sums.zero();
-            if (chunk == chunks) chunk = 0, ++tile;
+            constexpr int at_once = N8 < 16 ? 2 : 1;
+#pragma unroll at_once
+            for (int p = 0; p < parts; ++p) {
+                const Float4* from = partial(p) + lane;
+#pragma unroll
+                for (int n = 0; n < N8; ++n) {
+                    float v[4];
+                    load_fresh(v, (const float*)(from + 32 * n));
+                    sums.add(n, {v[0], v[1], v[2], v[3]});
+                }
+            }
         }
+        Octet octet[2];
+        tile_octets(octet, a, (int)job.segment, (int)job.end, own);
+        finish_wide<N8>(a, octet, sums, (float*)stage, lane);
     }
     copies_wait<0>();
 }
