@@ -80,7 +80,9 @@ def test_a_second_turn_reads_only_what_is_new(fresh):
 
 
 @pytest.mark.parametrize(("session", "system"), [(None, ""), ("talk", ""), (None, SYSTEM), ("talk", SYSTEM)])
-@pytest.mark.parametrize(("device", "host"), [(1, 0), (1, 8), (2, 0), (4, 8)])
+@pytest.mark.parametrize(
+    ("device", "host"), [(1, 0), (1, 8), *(pytest.param(*pair, marks=pytest.mark.full) for pair in ((2, 0), (4, 8)))]
+)
 def test_every_turn_begins_where_the_last_one_could_be_changed(device, host, session, system):
     """However few states are kept: what lies before that point is read once, turn after turn."""
     cache = CacheOptions(device_state_slots=device, host_state_slots=host, host_kv_bytes=host << 22)

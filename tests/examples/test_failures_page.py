@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "failures.md").read_text()
+
+
+@cache
+def names(file: str) -> set[str]:
+    """Functions and classes of a test file."""
+    tree = ast.parse((ROOT / "tests" / file).read_text())
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
 
 
 def test_every_row_is_held_by_tests_that_exist():
@@ -18,9 +26,7 @@ def test_every_row_is_held_by_tests_that_exist():
         named = re.findall(r"`([\w/.]+)::(\w+)`", held)
         assert named, reported
         for file, name in named:
-            tree = ast.parse((ROOT / "tests" / file).read_text())
-            known = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-            assert name in known, f"{file}::{name}"
+            assert name in names(file), f"{file}::{name}"
 
 
 def test_every_benchmark_and_stage_exists():

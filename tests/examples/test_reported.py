@@ -175,7 +175,7 @@ def test_text_does_not_depend_on_company(engine):
     assert any("\ufffd" in result.text + result.thinking for result in alone), "the case decides nothing"
 
 
-@pytest.mark.parametrize("lanes", range(1, 9))
+@pytest.mark.parametrize("lanes", [1, 2, 5, 8])
 def test_every_number_of_lanes_has_states_for_all_of_them(lanes):
     """Without a spare state too: one for each lane, whatever was kept before."""
     cache = CacheOptions(device_state_slots=0)
