@@ -116,10 +116,10 @@ def test_a_text_stays_whole_where_cuts_could_show(tiny_resources, changed, added
 
 
 def test_encoding_ends_between_pieces(frontend):
-    scope = CancelScope()
-    with scope, pytest.raises(Cancelled):
+    with CancelScope() as scope:
         scope.cancel()
-        frontend.prepare("a b " * PIECE)
+        with pytest.raises(Cancelled):
+            frontend.prepare("a b " * PIECE)
 
 
 def test_real_streams_have_no_replacement_characters(real):
