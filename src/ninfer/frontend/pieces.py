@@ -43,8 +43,6 @@ def pieces(text: str, size: int = PIECE) -> Iterator[str]:
 
 
 def _parts(pre_tokenizer: dict[str, Any] | None) -> list[dict[str, Any]]:
-    if pre_tokenizer is None:
-        return []
-    return (
-        list(pre_tokenizer.get("pretokenizers") or []) if pre_tokenizer.get("type") == "Sequence" else [pre_tokenizer]
-    )
+    if pre_tokenizer is None or pre_tokenizer.get("type") != "Sequence":
+        return [] if pre_tokenizer is None else [pre_tokenizer]
+    return list(pre_tokenizer.get("pretokenizers") or [])
