@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from ninfer.artifact import open_artifact
-from ninfer.gateway.cli import main
+from ninfer.gateway.cli import main, parser
+from ninfer.gateway.cli.engine import engine_options
+from ninfer.options import CacheOptions, EngineOptions, SpecOptions
 
 
 def test_run_streams_the_answer_to_standard_output(artifact, capsys):
@@ -89,7 +91,9 @@ def test_inspect_and_verify(artifact, capsys, tmp_path):
         (["bench", "missing.ninfer", "--spec", "mtp", "--contexts", "9"], 2, "--contexts: has no effect with --spec"),
         (["bench", "--ops", "--json", "-"], 2, "--json: has no effect with --ops"),
         (["bench", "--ops", "--draft-tokens", "3"], 2, "--draft-tokens: has no effect with --ops"),
+        (["bench", "--ops", "--kv-capacity", "64"], 2, "--kv-capacity: has no effect with --ops"),
         (["run", "missing.ninfer", "-p", "x", "--draft-tokens", "3"], 2, "draft_tokens: has no effect without"),
+        (["run", "missing.ninfer", "-p", "x", "--no-cache", "--host-kv-bytes", "9"], 2, "host_kv_bytes: has no effect"),
         (["serve", "missing.ninfer", "--port", "0", "--draft-tokens", "3"], 2, "draft_tokens: has no effect without"),
     ],
 )
@@ -102,6 +106,22 @@ def test_user_errors_are_one_line_without_a_traceback(arguments, code, says, cap
     assert says in err
     assert err.count("\n") == 1
     assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["run", "serve", "bench"])
+def test_every_option_of_an_engine_reaches_it(command):
+    kept = {"device_state_slots": 3, "host_state_slots": 4, "host_kv_bytes": 5, "retained_kv_tokens": 6,
+            "max_continuations": 7, "max_shared_prefixes": 8}  # fmt: skip
+    line = [command, "a.ninfer", "--device", "cpu", "--kv-dtype", "int8", "--kv-capacity", "640", "--spec", "mtp",
+            "--draft-tokens", "2"]  # fmt: skip
+    for name, value in kept.items():
+        line += [f"--{name.replace('_', '-')}", str(value)]
+    options = engine_options(parser().parse_args(line))
+    assert (options.device, options.kv_dtype, options.kv_capacity) == ("cpu", "int8", 640)
+    assert options.cache == CacheOptions(**kept)
+    assert options.spec == SpecOptions("mtp", draft_tokens=2)
+    assert engine_options(parser().parse_args([command, "a.ninfer"])) == EngineOptions()
+    assert not engine_options(parser().parse_args([command, "a.ninfer", "--no-cache"])).cache.enabled
 
 
 def test_wrong_options_are_refused_before_the_artifact_is_opened(capsys):

@@ -102,6 +102,17 @@ def test_limits_are_positive(engine, field):
         create_app(engine, colour=1)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("model_id", ""), ("model_id", 5), ("api_keys", None), ("cors_origins", [""]), ("cors_origins", 5),
+     ("request_log", 1), ("warm_up", "no"), ("playground", 0)],
+)  # fmt: skip
+def test_other_options_are_of_their_type(field, value):
+    with pytest.raises(InvalidRequest) as caught:
+        ServerOptions(**{field: value})
+    assert caught.value.field == field
+
+
 # -- readiness ---------------------------------------------------------------------------------------------------------
 
 

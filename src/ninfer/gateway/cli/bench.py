@@ -32,8 +32,6 @@ RECORDS = {
     },
 }
 """What ``--constraint`` decodes: no answer within a budget is long enough to end."""
-_OF_ENGINES = ("kv_dtype", "no_cache", "spec", "draft_tokens", "prompt", "tokens", "batches", "contexts", "constraint",
-               "json")  # fmt: skip
 
 
 def add_commands(commands: Any) -> None:
@@ -80,7 +78,6 @@ def bench(arguments: argparse.Namespace, default: Callable[[str], Any]) -> int:
         arguments,
         max_concurrency=max(sizes),
         max_context=max(arguments.prompt, WARMUP_TOKENS, *contexts) + 2 * arguments.tokens + 64,
-        kv_capacity="auto",
         phase_timings=arguments.constraint,
     )
     started = time.perf_counter()
@@ -124,8 +121,10 @@ def bench(arguments: argparse.Namespace, default: Callable[[str], Any]) -> int:
 
 def _check(arguments: argparse.Namespace, default: Callable[[str], Any]) -> None:
     """Raises InvalidRequest for an option that has no effect on what is measured."""
-    unused = {"only": "without --ops"} if not arguments.ops else dict.fromkeys(_OF_ENGINES, "with --ops")
-    if not arguments.synthetic:
+    unused = {"only": "without --ops"}
+    if arguments.ops:
+        unused = dict.fromkeys(sorted(vars(arguments).keys() - {"ops", "device", "only", "command"}), "with --ops")
+    elif not arguments.synthetic:
         unused["recipe"] = "without --synthetic"
     if arguments.spec != "none":
         unused.setdefault("contexts", "with --spec")

@@ -7,12 +7,27 @@ from typing import Any
 
 from ninfer.options import CacheOptions, EngineOptions, SpecOptions
 
+_KEPT = {
+    "device_state_slots": ("N", "recurrent states kept on the device"),
+    "host_state_slots": ("N", "recurrent states kept in host memory"),
+    "host_kv_bytes": ("BYTES", "host memory for keys and values of finished requests"),
+    "retained_kv_tokens": ("N", "tokens of the device's KV for finished requests"),
+    "max_continuations": ("N", "finished requests that are kept"),
+    "max_shared_prefixes": ("N", "prefixes kept for any request"),
+}
+"""Fields of CacheOptions."""
+
 
 def add_engine_options(g: Any) -> None:
     """Declare the options that :func:`engine_options` reads on a parser or a group of one."""
     g.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu or cuda:N; default: auto")
     g.add_argument("--kv-dtype", default="auto", metavar="TYPE", help="numbers of the KV cache; default: auto")
+    g.add_argument(
+        "--kv-capacity", type=int, metavar="N", help="tokens of the KV cache; default: what there is room for"
+    )
     g.add_argument("--no-cache", action="store_true", help="keep nothing of finished requests")
+    for name, (metavar, what) in _KEPT.items():
+        g.add_argument(f"--{name.replace('_', '-')}", type=int, metavar=metavar, help=what)
     g.add_argument("--spec", default="none", metavar="BACKEND", help="what drafts: none, mtp, dflash or dflash2")
     g.add_argument("--draft-tokens", type=int, metavar="N", help="tokens drafted for a round; default: mtp 3, else 7")
     g.add_argument("--spec-adaptive", action="store_true", help="as many drafts as pay, request by request")
@@ -26,7 +41,8 @@ def engine_options(arguments: argparse.Namespace, **others: Any) -> EngineOption
     return EngineOptions(
         device=arguments.device,
         kv_dtype=arguments.kv_dtype,
-        cache=CacheOptions(enabled=not arguments.no_cache),
+        kv_capacity="auto" if arguments.kv_capacity is None else arguments.kv_capacity,
+        cache=CacheOptions(enabled=not arguments.no_cache, **{name: getattr(arguments, name) for name in _KEPT}),
         spec=SpecOptions(
             arguments.spec,
             draft_tokens=arguments.draft_tokens,
