@@ -79,21 +79,24 @@ def test_constrained_answers_are_valid(drafting):
 
 
 @pytest.mark.parametrize(
-    ("count", "sampling"),
-    [(250, {"top_k": 3, "temperature": 30.0})]
+    ("count", "sampling", "constraint"),
+    [(250, {"top_k": 3, "temperature": 30.0}, None), (100, {"top_k": 0, "temperature": 2.0}, "[ab]{2}[cd]")]
     + [
-        pytest.param(2000, {"top_k": k, "temperature": t}, marks=pytest.mark.full)
+        pytest.param(2000, {"top_k": k, "temperature": t}, constraint, marks=pytest.mark.full)
         for k in (0, 3, 8)
         for t in (10.0, 40.0)
+        for constraint in (None, "[ab]{2}[cd]")
     ],
 )
-def test_answers_have_the_ordinary_distribution(plain, drafting, count, sampling):
+def test_answers_have_the_ordinary_distribution(plain, drafting, count, sampling, constraint):
     """Whole answers, counted over seeds, of which the two engines get different ones."""
     found = []
     for engine, first in ((plain, 0), (drafting, count)):
         waiting, pairs = [], Counter()
         for n in range(first, first + count):
             options = {"max_tokens": 3, "sampling": SamplingParams(seed=n, **sampling)}
+            if constraint is not None:
+                options["constraint"] = OutputConstraint.regex(constraint)
             waiting.append(engine.submit("one two three", block=True, **options))
             if len(waiting) == 16:
                 pairs[waiting.pop(0).result().token_ids] += 1

@@ -163,8 +163,16 @@ def outcomes(engine: ninfer.Engine, chat: Chat, seeds: range, sampling: dict, **
 CASES = {
     "choice": {"constraint": OutputConstraint.choice(["garden", "garage", "kitchen", "office", "cellar"])},
     "regex": {"constraint": OutputConstraint.regex("[ab]{2}[cd]")},
+    "schema": {"constraint": OutputConstraint.json_schema({"type": "array", "items": {"enum": [1, 2]}, "maxItems": 2})},
+    "grammar": {"constraint": OutputConstraint.grammar('root ::= ("yes" | "no") " "? [01]')},
     "free": {"max_tokens": 3},
 }
+COVER = [
+    ("mtp", "choice", {"temperature": 1.5, "top_k": 20, "top_p": 0.9}), ("mtp", "schema", {"temperature": 3.0}),
+    ("dflash", "choice", {"temperature": 3.0, "top_k": 0}), ("dflash", "grammar", {"temperature": 1.5}),
+    ("dflash", "schema", {"temperature": 2.0, "top_k": 64, "presence_penalty": 0.5}),
+]  # fmt: skip
+"""Backends, kinds of constraints, temperatures and truncations that the cases below leave out."""
 
 
 @pytest.mark.parametrize(
@@ -182,6 +190,11 @@ CASES = {
 )
 def test_answers_have_the_ordinary_distribution(plain, drafting, count, case, sampling):
     check_distribution(plain, drafting, count, case, sampling)
+
+
+@pytest.mark.parametrize(("drafting", "case", "sampling"), COVER, indirect=["drafting"])
+def test_every_constraint_keeps_the_distribution(plain, drafting, case, sampling):
+    check_distribution(plain, drafting, 100, case, sampling)
 
 
 def check_distribution(plain, drafting, count, case, sampling):
@@ -263,6 +276,7 @@ def test_rounds_that_adapt_do_not_depend_on_company(adapting, tiny):
         assert (other.token_ids, other.speculation) == (one.token_ids, one.speculation)
 
 
+@pytest.mark.parametrize("adapting", ["mtp"], indirect=True)
 def test_rounds_that_adapt_keep_the_distribution(plain, adapting):
     check_distribution(plain, adapting, 150, "regex", {"temperature": 2.0, "top_k": 20})
 

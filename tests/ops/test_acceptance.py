@@ -86,6 +86,18 @@ def test_verified_tokens_follow_the_target(lab: Lab, rng: np.random.Generator, n
         follows(np.array(seen), *distribution(logits[1], every[1], grown, params))
 
 
+def test_an_illegal_draft_leaves_the_legal_tokens_as_likely_as_they_were(lab: Lab, rng: np.random.Generator) -> None:
+    """Two legal tokens a and b of equal weight, drafts a and x by halves of which x is illegal. To end the round at an
+    illegal draft and draw from p as if nothing had been drafted would say a three times in four."""
+    a, b, x = 2, 5, 6
+    logits, legal = np.zeros((2, 8)), np.zeros((2, 8), bool)
+    legal[:, [a, b]] = True
+    rounds = batches(lab, logits, PLAIN, np.zeros(8), legal, [([a, x], [0.5, 0.5])], rng)
+    said = np.concatenate([result.token[:, 0] for _, result in rounds])
+    assert set(said.tolist()) == {a, b}
+    assert stats.binomtest(int((said == a).sum()), said.size, 0.5).pvalue > 1e-4
+
+
 def test_acceptance_rate_is_the_overlap(lab: Lab, rng: np.random.Generator) -> None:
     logits = rng.normal(0, 1, (2, 8))
     proposal = ([1, 3, 4, 6], [0.4, 0.3, 0.2, 0.1])
