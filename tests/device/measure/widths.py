@@ -82,15 +82,10 @@ def widths(geometry: str, recipe: str, *, device: str = "cuda:0", rows: int = 8)
 def _parts(units: Any, rows: int) -> dict[tuple[str, int, int], float]:
     """Seconds of every recording of rounds of one row and of all, by what it does, its rows and its width."""
     spent: dict[tuple[str, int, int], float] = {}
+    fields = units.decision.block.fields  # goes up with every forward
     for B in (1, rows):
         for n in units.widths:
-            frame = units.frame()
-            fields = frame.block.fields
-            fields["start"][:B], fields["width"][:B] = TOKENS, n
-            if n > 1:
-                fields["drafted"][:B] = n - 1
-            units._upload(frame)
-            units.drain()
+            fields["start"][:B], fields["width"][:B], fields["drafted"][:B] = TOKENS, n, n - 1
             for kind, name in (("forward", ("forward", B, n)), ("finish", ("finish", B, n, False))):
                 spent[kind, B, n] = _seconds(units, name)
         for n in units.steps:
