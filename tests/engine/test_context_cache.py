@@ -328,6 +328,18 @@ def test_closing_answers_whoever_waits_for_a_move(hosted, monkeypatch):
         asked.result(timeout=0)
 
 
+def test_with_one_spare_state_a_new_request_costs_one_resume_point():
+    """Two are kept and the new one needs a state of its own: it never waits, and the one that is worth less goes."""
+    cache = CacheOptions(device_state_slots=1, host_state_slots=0)
+    with ninfer.Engine(TINY, max_context=512, max_concurrency=1, progress=False, cache=cache) as engine:
+        ask(engine, Chat([{"role": "user", "content": "Where is Ada?"}], thinking=False))
+        (entry,) = engine.cache.map().entries
+        assert [point.kind for point in entry.points] == ["turn_closure", "session_endpoint"]
+        assert ask(engine, TokenPrompt([30] * 40), cache="disabled").token_ids
+        (entry,) = engine.cache.map().entries
+        assert [point.kind for point in entry.points] == ["turn_closure"]
+
+
 def test_a_fault_in_planning_a_move_is_its_callers_own(hosted, monkeypatch):
     ask(hosted, chat("Where is Ada?"))
     program = hosted._core._worker._program

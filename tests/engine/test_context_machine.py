@@ -218,6 +218,17 @@ class ContextMachine(RuleBasedStateMachine):
             assert entry.checkpoints.keys() == history.checkpoints.keys()
 
     @invariant()
+    def a_protected_head_can_start_when_its_donors_have_ended(self):
+        """Whoever has passed it, and even if none of them ever ends."""
+        if not hasattr(self, "engine") or self.worker.resources.open:
+            return
+        protected = self.worker.scheduler.protected
+        if protected is not None:
+            head = self.worker.requests[protected.request]
+            rows = [row.sequence for row in self.worker.active if row.id in protected.donors]
+            assert self.worker.resources.prove_backfill(head.entering, rows, None)
+
+    @invariant()
     def every_answer_is_what_its_prompt_says(self):
         for number, (prompt, handle, cache) in enumerate(getattr(self, "handles", ()), 1):
             result = handle._response.result
