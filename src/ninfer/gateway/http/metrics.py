@@ -77,7 +77,7 @@ class _EngineCollector:
         }
         for name, (what, value) in gauges.items():
             yield GaugeMetricFamily(f"ninfer_engine_{name}", what, value=float(value))
-        for name in ("prefill_units", "control_units", "decode_rounds", "decode_rows"):
+        for name in ("prefill_units", "control_units", "decode_rounds", "decode_rows", "decode_drafts"):
             yield CounterMetricFamily(f"ninfer_engine_{name}", name.replace("_", " "), value=getattr(stats, name))
         seconds = stats.decode_ns / 1e9
         yield CounterMetricFamily("ninfer_engine_decode_seconds", "Time of decode rounds", value=seconds)
