@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import queue
-import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,12 +13,12 @@ import attrs
 
 from ninfer.cache import ContextCache
 from ninfer.cancellation import CancelScope, aside, checkpoint
-from ninfer.errors import EngineClosed, InvalidRequest, Overloaded
+from ninfer.errors import EngineClosed, InvalidRequest
 from ninfer.handle import GenerationHandle
 from ninfer.inputs import Chat, Message, PromptInput, Tool
 from ninfer.intake import INPUTS, Intake
+from ninfer.many import run_all
 from ninfer.options import EngineOptions, RequestOptions
-from ninfer.progress import Meter
 from ninfer.results import GenerationResult, PauseOutcome
 from ninfer.runtime.core import EngineCore
 from ninfer.runtime.instance import open_instance
@@ -341,57 +339,7 @@ class Engine:
             raise InvalidRequest("expected an iterable of inputs", field="prompts")
         if isinstance(prompts, list | tuple) and prompts and all(isinstance(p, Mapping | Message) for p in prompts):
             raise InvalidRequest("a list of messages is one input: wrap it in Chat, or use chat()", field="prompts")
-        return self._generate_iter(prompts, chosen)
-
-    def _generate_iter(
-        self, prompts: Iterable[PromptInput | PreparedPrompt], options: RequestOptions
-    ) -> Iterator[GenerationResult]:
-        total = len(prompts) if isinstance(prompts, Sequence) else None
-        running: dict[int, GenerationHandle] = {}
-        finished: queue.SimpleQueue[int] = queue.SimpleQueue()
-        tokens, began = 0, time.monotonic()
-
-        def start(index: int, prompt: PreparedPrompt) -> None:
-            handle = self.submit(prompt, options, not running)  # with nothing of ours to wait for, wait for others
-            running[index] = handle
-            handle._response.watch(lambda: finished.put(index))
-
-        with Meter("generate", total, self.options.progress, unit="request") as meter:
-
-            def done(result: GenerationResult, index: int) -> GenerationResult:
-                nonlocal tokens
-                tokens += result.usage.completion_tokens
-                meter(1, f"{tokens / max(time.monotonic() - began, 1e-9):.0f} tok/s")
-                return attrs.evolve(result, index=index)
-
-            items = enumerate(prompts)
-            item = next(items, None)
-            try:
-                while item is not None or running:
-                    full = False
-                    if item is not None:
-                        index, prompt = item
-                        try:
-                            prepared = self.prepare(prompt)
-                            item = (index, prepared)
-                            start(index, prepared)
-                        except Overloaded:
-                            full = True
-                        except Exception as error:
-                            failed = GenerationResult(finish_reason="error", error=error, metadata=options.metadata)
-                            item = next(items, None)
-                            yield done(failed, index)
-                        else:
-                            item = next(items, None)
-                    while running and (full or item is None or not finished.empty()):
-                        index = finished.get()
-                        handle = running.pop(index, None)
-                        if handle is not None:  # a watcher may be called twice
-                            full = False
-                            yield done(handle._final(), index)
-            finally:
-                for handle in running.values():
-                    handle.close()
+        return run_all(prompts, chosen, self.prepare, self.submit, self.options.progress)
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
