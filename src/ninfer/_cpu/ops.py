@@ -1,4 +1,4 @@
-"""The Op contract on the host: check shapes, choose how the work is cut into tasks, launch kernels.
+"""The Op contract on the host: check shapes, cut the work into tasks (``cuts``), launch kernels.
 
 How work is cut decides speed alone; every result is the same bits for any cut (see ``kernels.products``).
 """
@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from ninfer._cpu.block import CpuBlockOps
 from ninfer._cpu.buffers import CpuBuffer
+from ninfer._cpu.cuts import alone, grain, moe_cut, rows_per_task
 from ninfer._cpu.kernels import attention as attention_kernels
 from ninfer._cpu.kernels import gdn as gdn_kernels
 from ninfer._cpu.kernels import kv as kv_kernels
@@ -36,15 +37,6 @@ from ninfer.ops import (
     SampleRows,
     Segment,
 )
-
-_TASK_BYTES = 32 << 10
-"""Stored bytes a task of one column reads, about."""
-
-_TILE_BYTES = 256 << 10
-"""Decoded rows a task of many columns keeps beside the columns in the second-level cache, about."""
-
-_SERIAL_BYTES = 128 << 10
-"""A launch that moves no more runs on the calling thread: waking the others would take longer."""
 
 _SPLIT_TOKENS = 8
 """Up to so many tokens, attention spreads a context's splits over the threads."""
@@ -70,7 +62,7 @@ class CpuOps:
     # projections
     def embed(self, out: Buffer, table: CpuMatrix, tokens: Buffer) -> None:
         _want(out, "out", (tokens.shape[0], table.cols))
-        self._submit(row_kernels.embed, tokens.shape[0], out, table, tokens, grain=_grain(out))
+        self._submit(row_kernels.embed, tokens.shape[0], out, table, tokens, grain=grain(out))
 
     def norm_project(
         self,
@@ -100,23 +92,23 @@ class CpuOps:
         columns = u.shape[0]
         _want(u, "x", (columns, gate.cols))
         _want(out, "out", (columns, gate.rows))
-        block = _rows_per_task(gate, columns, self._device.threads, results=2)
+        block = rows_per_task(gate, columns, self._device.threads, results=2)
         tasks = -(-gate.rows // block)
         table = _columns(u)
         self._submit(
             project.swiglu, tasks, columns, table, gate, up, out, gate.rows, block,
-            grain=_alone(tasks, gate.nbytes + up.nbytes),
+            grain=alone(tasks, gate.nbytes + up.nbytes),
         )  # fmt: skip
 
     def final_norm(self, out: Buffer, x: Buffer, norm: Buffer, index: Buffer | None, eps: float) -> None:
         n, features = out.shape
-        self._submit(row_kernels.norm, n, out, x, norm, index or 0, features, x.shape[0], eps, grain=_grain(out))
+        self._submit(row_kernels.norm, n, out, x, norm, index or 0, features, x.shape[0], eps, grain=grain(out))
 
     def norm_pair(self, out: Buffer, a: Buffer, b: Buffer, norm_a: Buffer, norm_b: Buffer, eps: float) -> None:
         tokens, features = a.shape
         _want(out, "out", (tokens, 2 * features))
         _want(b, "b", a.shape)
-        self._submit(row_kernels.norm_pair, tokens, out, a, b, norm_a, norm_b, features, eps, grain=_grain(out))
+        self._submit(row_kernels.norm_pair, tokens, out, a, b, norm_a, norm_b, features, eps, grain=grain(out))
 
     def head(self, logits: Buffer, hidden: Buffer, weight: CpuMatrix) -> None:
         if logits.shape[1] > weight.rows:
@@ -144,7 +136,7 @@ class CpuOps:
             attention_kernels.attention_prepare, tokens, rows.start, rows.width, rows.table, rows.positions,
             tokens, rows.W, q, k, v, query_norm, key_norm, kv.k, kv.v, kv_kernels.CODES[kv.k.dtype], kv.blocks,
             kv.blocks.shape[1], kv.k.shape[0], frequency, axes, shape.hq, shape.hk, shape.hd, shape.rot, eps,
-            kv.k_scale or 0, kv.v_scale or 0, grain=_grain(q),
+            kv.k_scale or 0, kv.v_scale or 0, grain=grain(q),
         )  # fmt: skip
 
     def attention(
@@ -211,12 +203,12 @@ class CpuOps:
         k, g, c, d = (record.k, record.g, record.c, record.d) if record else (0, 0, 0, 0)
         self._submit(
             gdn_kernels.gdn_prepare, tokens, *common, *qkv, a, b, convolution, a_log, dt_bias, state.tail, y, gates,
-            k, g, c, grain=_grain(out),
+            k, g, c, grain=grain(out),
         )  # fmt: skip
         tasks = rows.B * (shape.nv + 1)
         self._submit(
             gdn_kernels.gdn_scan, tasks, *common, *qkv, z, norm, eps, state.s, state.tail, y, gates, out, d, rows.B,
-            scratch, grain=_alone(tasks, rows.B * 8 * shape.nv * shape.dk * shape.dv),
+            scratch, grain=alone(tasks, rows.B * 8 * shape.nv * shape.dk * shape.dv),
         )  # fmt: skip
 
     def gdn_scratch(self, tokens: int, shape: GdnShape) -> int:
@@ -226,7 +218,7 @@ class CpuOps:
         tasks = rows.B * (shape.nv + 1)
         self._submit(
             gdn_kernels.gdn_fold, tasks, *_gdn_words(rows, shape), state.s, state.tail, record.k, record.d, record.g,
-            record.c, accepted, rows.B, grain=_alone(tasks, rows.B * 8 * shape.nv * shape.dk * shape.dv),
+            record.c, accepted, rows.B, grain=alone(tasks, rows.B * 8 * shape.nv * shape.dk * shape.dv),
         )  # fmt: skip
 
     # mixture of experts
@@ -257,7 +249,7 @@ class CpuOps:
         experts = self._experts(bank)
         first: CpuMatrix = bank.gate[0]  # type: ignore[assignment]
         _want(out, "out", (tokens, k, first.rows))
-        block, most = _moe_cut(first, tokens * k, len(bank.gate), results=2, parts=0)
+        block, most = moe_cut(first, tokens * k, len(bank.gate), results=2, parts=0)
         tasks = -(-first.rows // block)
         self._submit(
             moe_kernels.moe_swiglu, tasks, out, u, ids, experts.gate, experts.up, len(bank.gate), tokens * k, k,
@@ -274,7 +266,7 @@ class CpuOps:
         for begin in range(0, tokens, most_tokens):
             end = min(tokens, begin + most_tokens)
             slots = (end - begin) * k
-            block, most = _moe_cut(first, slots, len(bank.down), results=1, parts=slots)
+            block, most = moe_cut(first, slots, len(bank.down), results=1, parts=slots)
             self._submit(
                 moe_kernels.moe_down_add, -(-first.rows // block), x.slice(begin, end), h.slice(begin, end),
                 ids.slice(begin, end), weights.slice(begin, end), experts.down, len(bank.down), slots, k, first.rows,
@@ -350,7 +342,7 @@ class CpuOps:
         tokens, features = x.shape
         room = cast(CpuBuffer, scratch.head(4 * tokens * features)).array
         u = CpuBuffer(room.view(np.float32).reshape(x.shape), "f32")
-        self._submit(row_kernels.norm, tokens, u, x, norm, 0, features, tokens, eps, grain=_grain(x))
+        self._submit(row_kernels.norm, tokens, u, x, norm, 0, features, tokens, eps, grain=grain(x))
         return u
 
     def _project(
@@ -362,13 +354,13 @@ class CpuOps:
         for out, weight in zip(outs, weights, strict=True):
             _want(x, "x", (columns, weight.cols))
             limit = out.shape[1]
-            block = _rows_per_task(weight, columns, self._device.threads, results=1)
+            block = rows_per_task(weight, columns, self._device.threads, results=1)
             words += [weight, out, limit, first, block]
             first += -(-limit // block)
         nbytes = sum(weight.nbytes for weight in weights)
         self._submit(
             project.project, first, columns, _columns(x), int(add), scale or 0, len(weights), *words,
-            grain=_alone(first, nbytes * max(1, columns // 8)),
+            grain=alone(first, nbytes * max(1, columns // 8)),
         )  # fmt: skip
 
     def _experts(self, bank: Bank) -> _Experts:
@@ -393,45 +385,10 @@ def _want(buffer: Buffer, name: str, shape: tuple[int, ...]) -> None:
         raise InvariantError(f"{name} is {buffer.shape}, not {shape}")
 
 
-def _grain(buffer: Buffer) -> int:
-    """Rows of a buffer that one thread takes at a time."""
-    return max(1, _SERIAL_BYTES * buffer.shape[0] // max(1, buffer.nbytes))
-
-
-def _alone(tasks: int, nbytes: int) -> int:
-    """A grain that keeps a small launch on the calling thread."""
-    return tasks if nbytes <= _SERIAL_BYTES else 1
-
-
 def _columns(x: Any) -> npt.NDArray[np.int64]:
     """The address of every row of x, the last one twice."""
     stride = 4 * x.shape[1]
     return np.int64(x.address) + stride * np.minimum(np.arange(x.shape[0] + 1, dtype=np.int64), x.shape[0] - 1)
-
-
-def _rows_per_task(weight: CpuMatrix, columns: int, threads: int, results: int) -> int:
-    """Rows of a task: enough to be worth taking, few enough for the workspace and for every thread to get some."""
-    if columns <= 8:
-        block = _TASK_BYTES // weight.row_bytes
-    else:
-        block = min(64, _TILE_BYTES // (4 * weight.cols), products.RESULT_BYTES // (4 * (columns + 1) * results))
-    block = min(block, products.MAX_ROWS, -(-weight.rows // (2 * threads)))
-    block = max(4, block // 4 * 4)
-    if 4 * (columns + 1) * results * block > products.RESULT_BYTES:
-        raise InvariantError(f"{columns} columns exceed the workspace")
-    return block
-
-
-def _moe_cut(matrix: CpuMatrix, slots: int, experts: int, results: int, parts: int) -> tuple[int, int]:
-    """(rows of a task, columns at once) that fit the workspace beside the lists of a task."""
-    room = products.RESULT_BYTES - 4 * (slots + experts + 16)
-    block = max(4, min(32, products.TILE_BYTES // (4 * matrix.cols + 64) // 4 * 4))
-    while block > 4 and 4 * block * parts > room // 2:
-        block -= 4
-    most = min(slots, (room - 4 * block * parts) // (8 + 4 * block * results) - 1)
-    if most < 1:
-        raise InvariantError(f"{slots} expert slots exceed the workspace")
-    return block, most
 
 
 @cache
