@@ -11,10 +11,12 @@ from unittest.mock import patch
 
 import jsonschema
 import pytest
+from fakes.async_device import AsyncDevice
 from scipy.stats import chi2_contingency
 
 import ninfer
 from ninfer import Chat, OutputConstraint, SamplingParams, SpecOptions, Tool
+from ninfer._cpu.device import CpuDevice
 from ninfer.models.qwen3_5.synthetic import synthetic_source
 from ninfer.runtime.pace import Prices
 
@@ -279,6 +281,27 @@ def test_rounds_that_adapt_do_not_depend_on_company(adapting, tiny):
 @pytest.mark.parametrize("adapting", ["mtp"], indirect=True)
 def test_rounds_that_adapt_keep_the_distribution(plain, adapting):
     check_distribution(plain, adapting, 150, "regex", {"temperature": 2.0, "top_k": 20})
+
+
+@pytest.mark.parametrize("backend", ["mtp", "dflash"])
+def test_a_device_with_few_recorded_widths(plain, tiny, backend):
+    """Rounds run in the next wider recording, and everything happens later than it was asked for."""
+    chats, options = conversations(tiny, 6), {"max_tokens": 40, "sampling": GREEDY}
+    want = plain.generate(chats, **options)
+    prices = Prices(tuple(1 + 0.15 * k for k in range(8)))
+    late = AsyncDevice(CpuDevice())
+    with (
+        patch("ninfer.runtime.instance.measure_rounds", return_value=prices),
+        patch("ninfer.runtime.devices.open_device", return_value=late),
+        opened(SpecOptions(backend, draft_tokens=7, adaptive=True), max_concurrency=3, max_context=512) as engine,
+    ):
+        assert engine._core._worker._program._units.widths == (1, 2, 4, 8)
+        for one, other in zip(want, engine.generate(chats, **options), strict=True):
+            assert (other.token_ids, other.text) == (one.token_ids, one.text)
+        warm = {"max_tokens": 20, "sampling": SamplingParams(temperature=1.5, seed=3), "cache": "disabled"}
+        alone, together = [engine.generate(chat, **warm) for chat in chats[:3]], engine.generate(chats[:3], **warm)
+    assert [r.token_ids for r in alone] == [r.token_ids for r in together]
+    assert late.submitted == late.finished
 
 
 def test_what_rounds_cost_is_measured_at_the_start():

@@ -33,7 +33,7 @@ class AsyncDevice:
         self.real = real
         self.kind, self.name, self.activation = real.kind, f"delayed {real.name}", real.activation
         self.asynchronous, self.recording_bytes = True, real.recording_bytes
-        self.ops: Any = _DelayedOps(self)
+        self.ops: Any = _DelayedOps(self, real.ops)
         self.submitted = self.finished = self.waits = 0
         self._queue: deque[Callable[[], None]] = deque()
         self._capturing = False
@@ -129,11 +129,14 @@ class AsyncDevice:
 
 
 class _DelayedOps:
-    def __init__(self, device: AsyncDevice) -> None:
+    def __init__(self, device: AsyncDevice, ops: Any) -> None:
         self._device = device
+        self._ops = ops
 
     def __getattr__(self, name: str) -> Any:
-        op = getattr(self._device.real.ops, name)
+        op = getattr(self._ops, name)
+        if name == "block":
+            return _DelayedOps(self._device, op)
         if name in _IMMEDIATE or name.endswith("_scratch"):
             return op
         return lambda *args, **kwargs: self._device.submit(lambda: op(*args, **kwargs))
