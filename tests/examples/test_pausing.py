@@ -104,7 +104,10 @@ def test_a_continued_message_is_fed_once(engine, mode, monkeypatch):
 
     schema = {
         "type": "object",
-        "properties": {"name": {"type": "string"}, "tags": {"type": "array", "items": {"enum": ["a", "b"]}}},
+        "properties": {
+            "name": {"type": "string"},
+            "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 90},
+        },
         "required": ["name", "tags"], "additionalProperties": False,
     }  # fmt: skip
     messages = [
@@ -112,7 +115,7 @@ def test_a_continued_message_is_fed_once(engine, mode, monkeypatch):
         {"role": "assistant", "content": '{"name":"Ada","tags":["a",'},
     ]
     chat = Chat(messages, thinking=False, continue_final=True)
-    options = {"constraint": OutputConstraint.json_schema(schema), "max_tokens": 60, "sampling": WARM}
+    options = {"constraint": OutputConstraint.json_schema(schema), "max_tokens": 450, "sampling": WARM}
     want = engine.generate(chat, **options)
     for name in ("start", "preview", "commit"):
         counted(name)

@@ -90,9 +90,7 @@ def past_the_end(known: dict) -> Script:
 def now_and_then(known: dict) -> Script:
     """Right ones in every other round, none or a wrong one between."""
     return lambda prompt, generated: (
-        right(known)(prompt, generated)[: len(generated) % 3] + [3] * (len(generated) % 2)
-        if len(generated) % 4
-        else []
+        right(known)(prompt, generated)[: len(generated) % 3] + [3] * (len(generated) % 2) if len(generated) % 4 else []
     )
 
 
