@@ -309,8 +309,7 @@ class ResourceResult:
     """The absolute outcome of a committed or aborted transition.
 
     sequence: the materialized row. source: of a materialization. owners: those of the plan's manifest, without a source
-    that was consumed. published: the
-    shared prefix of a capture. captured: id of a capture's private checkpoint.
+    that was consumed. published: the shared prefix of a capture. captured: id of a capture's private checkpoint.
     """
 
     transaction: int

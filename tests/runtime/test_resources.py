@@ -12,9 +12,9 @@ from ninfer.context import TransactionKind
 from ninfer.contract import RowDecision, UnitLicense
 from ninfer.errors import InvariantError
 from ninfer.options import CacheOptions
+from ninfer.runtime.adoption import Adoption, Captured
 from ninfer.runtime.choices import Planned
 from ninfer.runtime.lanes import Keep, LaneState
-from ninfer.runtime.resources import Adoption, Captured
 from ninfer.runtime.settings import resolve
 
 LICENCE = UnitLicense()

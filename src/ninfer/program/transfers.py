@@ -20,8 +20,7 @@ class Transfers:
     """planes: the buffers of each pool, pages along their first axis. images: those of the state, slots along theirs.
 
     ahead: host memory is taken before it is used, by a thread beside. page_bytes, image_bytes: of one page of each
-    pool, of one image. page_copies, image_copies: calls that move one. bytes: payload
-    so far, by direction.
+    pool, of one image. page_copies, image_copies: calls that move one. bytes: payload so far, by direction.
     """
 
     def __init__(

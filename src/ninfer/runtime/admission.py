@@ -10,13 +10,14 @@ from ninfer.context import Shortage
 from ninfer.contract import ProgramPort, SequenceHandle
 from ninfer.errors import InvalidRequest, InvariantError, RequestAborted
 from ninfer.results import GenerationStart
+from ninfer.runtime.adoption import Adoption, Outcome
 from ninfer.runtime.choices import Planned
 from ninfer.runtime.metrics import Metrics
 from ninfer.runtime.outbox import Outbox
 from ninfer.runtime.purity import PlanningFault, Purity
 from ninfer.runtime.record import Ending, RequestRecord, RequestState
 from ninfer.runtime.requests import Requests, stop_reason
-from ninfer.runtime.resources import Adoption, Outcome, ResourceManager
+from ninfer.runtime.resources import ResourceManager
 from ninfer.runtime.scheduler import AdmissionEpoch, Attempt, Scheduler
 
 T = TypeVar("T")

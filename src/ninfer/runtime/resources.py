@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from typing import Literal
 
 from ninfer.context import CheckpointKind, ResourceResult, Shortage, StartStatus, TransactionStatus
 from ninfer.contract import Handle, PreparedRequest, ProgramPort, SequenceHandle
 from ninfer.errors import InvariantError
+from ninfer.runtime.adoption import Adoption, Captured, Demoted, Outcome
 from ninfer.runtime.captures import Demand, PlannedCapture, plan_captures
 from ninfer.runtime.catalogue import PRIVATE, SHARED, Catalogue, Entry
 from ninfer.runtime.choices import Chooser, Planned, retention_of
@@ -23,33 +23,6 @@ from ninfer.runtime.retention import Retention
 from ninfer.runtime.reuse import ContextStats, Reuse
 from ninfer.runtime.sessions import SessionIndex
 from ninfer.runtime.settings import CacheSettings
-
-
-@dataclass(frozen=True, slots=True)
-class Adoption:
-    """A materialized request: its lane, sequence, the prompt tokens that need no prefill, the captures to offer."""
-
-    request: int
-    lane: int
-    sequence: SequenceHandle
-    reused_tokens: int
-    captures: tuple[PlannedCapture, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Captured:
-    """A capture has ended, with a checkpoint or without."""
-
-    lane: int
-
-
-@dataclass(frozen=True, slots=True)
-class Demoted:
-    """Histories are in host memory."""
-
-
-Outcome = Adoption | Captured | Demoted
-"""Of a committed transaction."""
 
 
 class ResourceManager:
