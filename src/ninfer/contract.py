@@ -22,7 +22,7 @@ RequestId = NewType("RequestId", int)
 # -- device ------------------------------------------------------------------------------------------------------
 
 ITEM_BYTES: Mapping[str, int] = {
-    "u8": 1, "i8": 1, "f16": 2, "bf16": 2, "i32": 4, "u32": 4, "f32": 4, "i64": 8, "u64": 8,
+    "u8": 1, "i8": 1, "f16": 2, "bf16": 2, "i32": 4, "u32": 4, "f32": 4, "i64": 8, "u64": 8, "f64": 8,
 }  # fmt: skip
 """Element types of device buffers and their bytes. bf16 is a 16-bit word with fp32's exponent."""
 

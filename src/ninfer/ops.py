@@ -160,7 +160,9 @@ class SampleRows:
 
     real f32 [B, 5]: temperature, top_p, min_p, presence, frequency. whole i32 [B, 4]: top_k (0 = all), number of
     log-prob alternatives (-1 none), mask enabled (0/1), row of ``counts``. seed u32 [B, 2]: low, high word.
-    index i64 [B, W]: sequence index of the token being decided. purpose i32 [B, W]: RNG purpose.
+    index i64 [B, W]: sequence index of the token being decided. purpose i32 [B, W]: RNG purpose. everything: some row
+    may draw from the whole vocabulary (top_k 0 at a temperature above 0); without, a device may leave out what only
+    such rows need.
     """
 
     B: int
@@ -170,6 +172,7 @@ class SampleRows:
     seed: Buffer
     index: Buffer
     purpose: Buffer
+    everything: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from ops.test_acceptance import (  # noqa: F401  the same tests, on this device
 )
 
 from ninfer._cpu.device import CpuDevice
+from ninfer._cuda import sampler_whole
 
 warnings.simplefilter("error")
 
@@ -121,3 +122,37 @@ def test_count_adds_only_real_columns(lab: Lab) -> None:
     counts = lab.put(np.zeros((2, 6)), "i32")
     lab.ops.count(counts, lab.put([1, 0], "i32"), lab.put([[2, 2, 5], [3, 4, 4]], "i32"), lab.put([3, 1], "i32"))
     np.testing.assert_array_equal(lab.get(counts), [[0, 0, 0, 1, 0, 0], [0, 0, 2, 0, 0, 1]])
+
+
+BEYOND = [
+    PLAIN | {"temperature": 4.0},
+    PLAIN | {"temperature": 2.0, "top_p": 0.95, "presence": 0.3},
+    PLAIN | {"temperature": 3.0, "min_p": 0.3},
+    PLAIN | {"temperature": 3.0, "min_p": 0.4, "top_p": 0.6},
+    PLAIN | {"temperature": 0.05},
+]
+
+
+@pytest.mark.parametrize("candidates", [1024, 6])
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(2, 40))])
+def test_draws_beyond_the_listed_ids(
+    reference: Lab, monkeypatch: pytest.MonkeyPatch, candidates: int, seed: int
+) -> None:
+    """Where many ids are as likely: with and without drafts that fail, and where the last list does not hold them."""
+    monkeypatch.setattr(sampler_whole, "CANDIDATES", candidates)
+    lab, rng = Lab(SimulatedDevice(8)), np.random.default_rng(seed)
+    B, W, V = 2, 1 + seed % 3, 300
+    logits = rng.normal(0, 0.8, (B, W, V))
+    if seed % 4 == 3:
+        logits = np.round(logits)
+    drafts = ids = q = None
+    if W > 1:
+        ids = rng.permuted(np.tile(np.arange(V), (B, W - 1, 1)), axis=-1)[..., :5].astype(np.int32)
+        q = rng.dirichlet(np.ones(5), ids.shape[:-1]).astype(np.float32)
+        drafts = (np.full(B, W - 1), ids[..., 0], *((ids, q) if seed % 2 else (None, None)))
+    params = [BEYOND[rng.integers(len(BEYOND))] for _ in range(B)]
+    case = Case(
+        logits, params, rng.integers(0, 3, (2, V)), rng.random((B, W, V)) < 0.9, alternatives=3, lanes=[1, 0],
+        seed=rng.integers(0, 2**32, (B, 2)), index=rng.integers(0, 10**9, (B, W)), purpose=BONUS, drafts=drafts,
+    )  # fmt: skip
+    agree(case, run(lab, case), run(reference, case))

@@ -15,7 +15,7 @@ import numpy as np
 from numba import cuda
 
 from ninfer._cuda import sampler_kernels as kernels
-from ninfer._cuda import sampling
+from ninfer._cuda import sampler_whole, sampling
 from ninfer._cuda.buffers import CudaBuffer
 from ninfer.contract import ITEM_BYTES
 
@@ -23,6 +23,7 @@ sys.setswitchinterval(2e-5)  # simulated threads wait for each other all the tim
 
 DTYPES = {
     "u8": np.uint8, "i32": np.int32, "u32": np.uint32, "f32": np.float32, "i64": np.int64, "u64": np.uint64,
+    "f64": np.float64,
 }  # fmt: skip
 SURVEY_THREADS = 4
 
@@ -36,12 +37,16 @@ class SimulatedDevice:
     """``threads``: of a block of ``decide``; fewer than there are listed ids, or enough to narrow them."""
 
     def __init__(self, threads: int) -> None:
-        sampling.SHIFT = 5
+        sampling.SHIFT, sampling.WHOLE_BLOCKS = 5, 3
         self._memory: list[np.ndarray] = []
         self._kernels = {
             "survey": (cuda.jit(kernels.make_survey(SURVEY_THREADS)), SURVEY_THREADS),
             "decide": (cuda.jit(kernels.make_decide(threads, 16, 512)), threads),
             "chain": (cuda.jit(kernels.chain), None),
+            "tally": (cuda.jit(sampler_whole.make_tally(4)), 4),
+            "collect": (cuda.jit(sampler_whole.make_collect(4)), 4),
+            "settle": (cuda.jit(sampler_whole.make_settle(threads)), threads),
+            "finish": (cuda.jit(sampler_whole.make_finish(threads)), threads),
             "count": (cuda.jit(kernels.count), None),
         }
         self.ops = sampling.Sampler(self)

@@ -20,7 +20,10 @@ from ninfer._cuda import compile as compiler
 from ninfer._cuda import driver
 from ninfer.errors import DeviceError
 
-MODULES = {"sampler_kernels": ("survey", "decide", "chain", "count"), "memory_kernels": ("copy_rows",)}
+MODULES = {
+    "sampler_kernels": ("survey", "decide", "chain", "count", "tally", "collect", "settle", "finish"),
+    "memory_kernels": ("copy_rows",),
+}
 """Modules of this room and the kernels they define."""
 
 _compiling = threading.Lock()
@@ -48,6 +51,7 @@ def ptx(name: str, module: str, arch: str) -> str:
         raise DeviceError(f"no Numba CUDA target ({error}): {driver.EXTRAS}") from error
     function, arguments = importlib.import_module(f"ninfer._cuda.{module}").KERNELS[name]
     scalars = {"i32": types.int32, "u32": types.uint32, "i64": types.int64, "u64": types.uint64, "f32": types.float32}
+    scalars["f64"] = types.float64
 
     def kind(argument: str) -> Any:
         scalar = scalars[argument.rstrip("*")]

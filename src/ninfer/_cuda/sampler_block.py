@@ -1,4 +1,4 @@
-"""What the threads of a block do together: sums in a fixed order, sorting, and the search for a key among all ids."""
+"""What the threads of a block do together: sums in a fixed order, sorting, and looking through the best groups."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import math
 import numpy as np
 from numba import cuda
 
-from ninfer._cuda.sampler_keys import BROKEN, NONE, key_of, token_of, value_of, weight_of
-from ninfer._cuda.sampling import ALTERNATIVES
+from ninfer._cuda.sampler_keys import NONE, key_of, token_of, value_of
 
 
 @cuda.jit(device=True)
@@ -57,48 +56,22 @@ def fill_and_sort(keys, filled):
 
 
 @cuda.jit(device=True)
-def tally(begin, end, top, at, sums):
-    """Sum of the weights of the ids whose key is in ``[begin, end)``, ``begin`` > 0."""
-    total = np.float64(0.0)
-    for v in range(cuda.threadIdx.x, at.V, cuda.blockDim.x):
-        key = key_of(v, at)
-        if begin <= key and key < end:
-            total += np.float64(weight_of(key, top, at.temperature))
-    return tree_sum(total, sums)
-
-
-@cuda.jit(device=True)
-def search(goal, strict, removed_keys, removed, top, at, sums):
-    """Key of the id at which the running sum of weights, less what is ``removed`` from some, reaches (strict: passes)
-    ``goal``. Four bits of the key a pass, from the top."""
-    digits = cuda.local.array(16, np.float64)
-    found, end, above = NONE, BROKEN, np.float64(0.0)  # the key is in [found, end); above: the sum of keys from end on
-    for shift in range(60, -1, -4):
-        if shift < 32 and (1 << shift) >= at.V:  # every id's key has these bits
-            found |= np.uint64(15) << np.uint64(shift)
-            continue
-        for digit in range(16):
-            digits[digit] = 0.0
-        for v in range(cuda.threadIdx.x, at.V, cuda.blockDim.x):
-            key = key_of(v, at)
-            if found <= key and key < end:
-                digits[(key >> np.uint64(shift)) & np.uint64(15)] += np.float64(weight_of(key, top, at.temperature))
-        digit, reached = 15, False
-        while digit > 0 and not reached:
-            total = above + tree_sum(digits[digit], sums)
-            probe = found | (np.uint64(digit) << np.uint64(shift))
-            left = total
-            for c in range(ALTERNATIVES):
-                if removed_keys[c] >= probe:
-                    left -= np.float64(removed[c])
-            if left > goal or (left == goal and not strict):
-                reached = True
-            else:
-                above = total
-                end = probe
-                digit -= 1
-        found |= np.uint64(digit) << np.uint64(shift)
-    return found
+def best_of(keys, first, n, thread_best):
+    """The largest of ``keys[first : first + n]``, for all threads, of which there is a power of two."""
+    tid, half = cuda.threadIdx.x, cuda.blockDim.x >> 1
+    mine = NONE
+    for i in range(tid, n, cuda.blockDim.x):
+        mine = max(mine, keys[first + i])
+    thread_best[tid] = mine
+    cuda.syncthreads()
+    while half > 0:
+        if tid < half:
+            thread_best[tid] = max(thread_best[tid], thread_best[tid + half])
+        cuda.syncthreads()
+        half >>= 1
+    best = thread_best[0]
+    cuda.syncthreads()
+    return best
 
 
 @cuda.jit(device=True)

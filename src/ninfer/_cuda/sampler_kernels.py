@@ -2,8 +2,8 @@
 
 ``survey`` reads all logits once, many blocks a position, and leaves the best key of every group of ids. ``decide`` then
 looks into few groups: the k best ids lie in the k groups with the best heads. One block sorts the heads, gathers what
-can be among the best ``LISTED`` ids, sorts that, and decides. Only a distribution over the whole vocabulary whose
-decision falls beyond the listed ids reads all logits again (``search``). ``chain`` counts the kept drafts of a row.
+can be among the best ``LISTED`` ids, sorts that, and decides. A distribution over the whole vocabulary whose decision
+may fall beyond the listed ids it leaves to the kernels of ``sampler_whole``. ``chain`` counts the kept drafts of a row.
 
 Steps, their order and the random numbers are those of ``Ops.sample`` and ``Ops.accept``; listed weights are summed in
 fp32 in candidate order, the rest in float64 in a fixed order, so results do not depend on the batch.
@@ -19,32 +19,22 @@ import math
 import numpy as np
 from numba import cuda
 
-from ninfer._cuda.sampler_block import fill_and_sort, gather, search, sum_of_groups, tally, tree_sum
-from ninfer._cuda.sampler_draw import draw, proposed, remove, truncate
-from ninfer._cuda.sampler_keys import (
-    BROKEN,
-    F0,
-    F1,
-    NONE,
-    exp,
-    key_of,
-    order_key,
-    position,
-    token_of,
-    uniform,
-    value_of,
-    weight_of,
-)
+from ninfer._cuda import sampler_whole
+from ninfer._cuda.sampler_block import best_of, fill_and_sort, gather, sum_of_groups, tree_sum
+from ninfer._cuda.sampler_draw import conclude, truncate
+from ninfer._cuda.sampler_keys import BROKEN, F0, F1, NONE, exp, key_of, position, token_of, value_of, weight_of
 from ninfer._cuda.sampling import (
-    ACCEPTANCE,
     ALTERNATIVES,
     CAPACITY,
-    CORRECTION,
     DECIDE_THREADS,
+    FACTS,
+    KEYS,
     LISTED,
     MOST_GROUPS,
     NO_LEGAL_TOKEN,
     NOT_FINITE,
+    NOTES,
+    OPEN,
     SURVEY_THREADS,
 )
 
@@ -52,14 +42,22 @@ from ninfer._cuda.sampling import (
 def make_survey(threads):
     """The kernel ``survey`` for blocks of ``threads``, a power of two. Grid (groups, positions)."""
 
-    def survey(heads, norms, masses, logits, masks, counts, real, whole, drafts, W, V, shift, groups, columns):
+    def survey(
+        heads, norms, masses, bins, notes, logits, masks, counts, real, whole, drafts, W, V, shift, groups, columns,
+        words,
+    ):  # fmt: skip
         """heads u64 [P, groups]: best key of each group of ``2**shift`` ids, or BROKEN. Where they will be needed,
-        norms and masses f32 [P, groups]: the group's sums of exp(z - head) and of exp((z - head) / temperature)."""
+        norms and masses f32 [P, groups]: the group's sums of exp(z - head) and of exp((z - head) / temperature); and
+        bins u64 [P, words], notes i32 [P, NOTES] made zero."""
         best = cuda.shared.array(threads, np.uint64)
         sums = cuda.shared.array(threads, np.float64)
         tid, g, p = cuda.threadIdx.x, cuda.blockIdx.x, cuda.blockIdx.y
         at = position(p, W, V, columns, logits, masks, counts, real, whole, drafts)
         begin, end = g << shift, min((g + 1) << shift, V)
+        for i in range(g * threads + tid, words, groups * threads):
+            bins[p * words + i] = np.uint64(0)
+        for i in range(g * threads + tid, NOTES, groups * threads):
+            notes[p * NOTES + i] = 0
         mine = NONE
         for v in range(begin + tid, end, threads):
             mine = max(mine, key_of(v, at))
@@ -101,8 +99,9 @@ def make_decide(threads, most_groups, capacity):
     gathered keys: at least ``LISTED * ceil(LISTED * group / threads)``, or the vocabulary where threads < LISTED."""
 
     def decide(
-        token, logprob, alt_ids, alt_logprobs, flags, heads, norms, masses, logits, masks, counts, real, whole, seed,
-        index, purpose, draft_count, drafts, draft_ids, draft_q, W, V, shift, groups, columns, candidates,
+        token, logprob, alt_ids, alt_logprobs, flags, heads, norms, masses, keys, facts, notes, logits, masks, counts,
+        real, whole, seed, index, purpose, draft_count, drafts, draft_ids, draft_q, W, V, shift, groups, columns,
+        candidates,
     ):  # fmt: skip
         """One block a position. ``columns`` is 0 without drafts; ``candidates`` is 0 where drafts are certain.
 
@@ -116,13 +115,10 @@ def make_decide(threads, most_groups, capacity):
         filled = cuda.shared.array(1, np.int32)
         removed_keys = cuda.shared.array(ALTERNATIVES, np.uint64)
         removed = cuda.shared.array(ALTERNATIVES, np.float32)
-        shared_key = cuda.shared.array(2, np.uint64)  # the least kept key; the decided key
-        shared_sum = cuda.shared.array(2, np.float64)  # the sum of kept weights; the goal of the last search
-        open_ = cuda.shared.array(1, np.int32)  # 1 where kept ids may lie beyond the listed ones
 
         tid, p = cuda.threadIdx.x, cuda.blockIdx.x
         at = position(p, W, V, columns, logits, masks, counts, real, whole, drafts)
-        b, w = p // W, p % W
+        b, w = at.b, p % W
         last = draft_count[b] if columns else w
         if w > last:
             return
@@ -130,10 +126,7 @@ def make_decide(threads, most_groups, capacity):
         top_k, alternatives = whole[4 * b], whole[4 * b + 1]
         greedy = temperature <= F0
 
-        for g in range(tid, groups, threads):
-            top_keys[g] = heads[p * groups + g]
-        fill_and_sort(top_keys, groups)
-        best = top_keys[0]
+        best = best_of(heads, p * groups, groups, thread_best)
         if best == BROKEN or best == NONE:  # noqa: SIM109
             if tid == 0:
                 token[p] = NOT_FINITE if best == BROKEN else NO_LEGAL_TOKEN
@@ -142,10 +135,18 @@ def make_decide(threads, most_groups, capacity):
             return
         limit = 1 if greedy else (top_k if top_k > 0 else LISTED)
         want = min(max(limit, alternatives), LISTED)
-        gathered, narrowed = gather(listed, want, groups, shift, heads, top_keys, thread_best, filled, at)
+        gathered, narrowed = 1, True
+        if want > 1:
+            for g in range(tid, groups, threads):
+                top_keys[g] = heads[p * groups + g]
+            fill_and_sort(top_keys, groups)
+            gathered, narrowed = gather(listed, want, groups, shift, heads, top_keys, thread_best, filled, at)
+        elif tid == 0:
+            listed[0] = best
         found = min(gathered, want)
         limit = min(limit, found)
         unlisted = top_k == 0 and not greedy and (narrowed or gathered > LISTED)
+        cuda.syncthreads()
         top = value_of(listed[0])
         for j in range(tid, limit, threads):
             weights[j] = F1 if greedy else weight_of(listed[j], top, temperature)
@@ -157,68 +158,34 @@ def make_decide(threads, most_groups, capacity):
             total = sum_of_groups(masses, temperature, top, groups, heads, at, sums)
         if alternatives >= 0:
             norm = np.float64(top) + math.log(sum_of_groups(norms, F1, top, groups, heads, at, sums))
-        cuda.syncthreads()
-
-        if tid == 0:
-            listed_total = F0
-            for j in range(limit):
-                listed_total += weights[j]
-            of = np.float32(total) if unlisted else listed_total
-            kept, run, cut = truncate(weights, limit, of, min_p, top_p)
-            shared_key[0] = listed[kept - 1]
-            shared_sum[0], shared_sum[1] = np.float64(run), np.float64(top_p * of)
-            open_[0] = 1 if unlisted and not cut else 0
-        cuda.syncthreads()
-        beyond = open_[0] != 0
-        if beyond:
-            least, mass, target = np.uint64(1), total, shared_sum[1]
-            if min_p > F0:  # weights fall with the key, so what min-p keeps are the keys from some value up
-                least = order_key(top + temperature * np.float32(math.log(min_p)), V)
-                mass = tally(least, BROKEN, top, at, sums)
-            if top_p < F1 and mass > target:
-                least = search(target, False, removed_keys, removed, top, at, sums)
-                mass = tally(least, BROKEN, top, at, sums)
-            cuda.syncthreads()
-            if tid == 0:
-                shared_key[0], shared_sum[0] = least, mass
-        cuda.syncthreads()
-
-        if tid == 0:
-            kept_from, whole_mass = shared_key[0], np.float32(shared_sum[0])
-            key, flag, draft, first = NONE, 0, -1, (columns * b + w) * candidates
-            if w < last:
-                draft = drafts[columns * b + w]
-                if draft >= 0 and draft < V:
-                    key = key_of(draft, at)
-                if greedy:
-                    flag = 1 if key == listed[0] else 0
-                elif key != NONE and key >= kept_from:
-                    u = uniform(seed[2 * b], seed[2 * b + 1], index[p], ACCEPTANCE)
-                    odds = u * proposed(draft, first, candidates, draft_ids, draft_q) * whole_mass
-                    flag = 1 if odds < weight_of(key, top, temperature) else 0
-            if flag == 0 and greedy:
-                key = listed[0]
-            elif flag == 0:
-                if w < last:
-                    remove(removed_keys, removed, draft, first, candidates, draft_ids, draft_q, kept_from, whole_mass,
-                            top, at)  # fmt: skip
-                u = uniform(seed[2 * b], seed[2 * b + 1], index[p], CORRECTION if w < last else purpose[p])
-                key, goal = draw(u, whole_mass, beyond, kept_from, limit, listed, weights, removed_keys, removed)
-                shared_sum[1] = np.float64(goal)
-            flags[p] = flag
-            shared_key[1] = key
-        cuda.syncthreads()
-        key = shared_key[1]
-        if key == NONE:
-            key = search(shared_sum[1], True, removed_keys, removed, top, at, sums)
-        if tid == 0:
-            token[p] = token_of(key)
-            logprob[p] = np.float32(np.float64(value_of(key)) - norm) if alternatives >= 0 else F0
         for j in range(tid, alternatives, threads):
             alt_ids[p * ALTERNATIVES + j] = token_of(listed[j]) if j < found else -1
             alt_logprobs[p * ALTERNATIVES + j] = (
                 np.float32(np.float64(value_of(listed[j])) - norm) if j < found else np.float32(-math.inf)
             )
+        if unlisted:  # what the kernels of the whole vocabulary begin with
+            for j in range(tid, limit, threads):
+                keys[p * KEYS + j] = listed[j]
+        cuda.syncthreads()
+
+        if tid == 0:
+            of = np.float32(total)
+            if not unlisted:
+                of = F0
+                for j in range(limit):
+                    of += weights[j]
+            kept, run, cut = truncate(weights, limit, of, min_p, top_p)
+            if unlisted and not cut:
+                facts[p * FACTS], facts[p * FACTS + 1] = total, norm
+                facts[p * FACTS + 2] = np.float64(top_p * of) if top_p < F1 else math.inf
+                notes[p * NOTES], notes[p * NOTES + 1] = OPEN, limit
+            else:
+                key, flag, _ = conclude(
+                    at, w, last, limit, listed[kept - 1], run, False, listed, weights, removed_keys, removed, seed,
+                    index, purpose, columns, candidates, drafts, draft_ids, draft_q,
+                )  # fmt: skip
+                flags[p], token[p] = flag, token_of(key)
+                logprob[p] = np.float32(np.float64(value_of(key)) - norm) if alternatives >= 0 else F0
 
     return decide
 
@@ -244,13 +211,17 @@ def count(counts, lanes, tokens, width, B, W, rows, V):
 
 
 KERNELS = {
-    "survey": (make_survey(SURVEY_THREADS), "u64* f32* f32* f32* u32* i32* f32* i32* i32* i32 i32 i32 i32 i32"),
+    "survey": (
+        make_survey(SURVEY_THREADS),
+        "u64* f32* f32* u64* i32* f32* u32* i32* f32* i32* i32* i32 i32 i32 i32 i32 i32",
+    ),
     "decide": (
         make_decide(DECIDE_THREADS, MOST_GROUPS, CAPACITY),
-        "i32* f32* i32* f32* i32* u64* f32* f32* f32* u32* i32* f32* i32* u32* i64* i32* i32* i32* i32* f32* "
-        "i32 i32 i32 i32 i32 i32",
+        "i32* f32* i32* f32* i32* u64* f32* f32* u64* f64* i32* f32* u32* i32* f32* i32* u32* i64* i32* i32* i32* "
+        "i32* f32* i32 i32 i32 i32 i32 i32",
     ),
     "chain": (chain, "i32* i32* i32* i32 i32"),
     "count": (count, "i32* i32* i32* i32* i32 i32 i32 i32"),
+    **sampler_whole.KERNELS,
 }
 """Every kernel: its function and the types of its arguments."""

@@ -25,10 +25,10 @@ F0, F1 = np.float32(0.0), np.float32(1.0)
 _UNIT = np.float32(2.0**-24)
 
 Position = namedtuple(
-    "Position", "p before V logits masks counts lane masked presence frequency temperature drafts first_draft"
+    "Position", "p b before V logits masks counts lane masked presence frequency temperature drafts first_draft"
 )
-"""One position ``p``: where its logits and mask are, how they are penalised, and the ``before`` drafts of its row from
-``drafts[first_draft]`` on that precede it."""
+"""One position ``p`` of row ``b``: where its logits and mask are, how they are penalised, and the ``before`` drafts of
+its row from ``drafts[first_draft]`` on that precede it."""
 
 
 @cuda.jit(device=True)
@@ -98,6 +98,6 @@ def position(p, W, V, columns, logits, masks, counts, real, whole, drafts):
     b = p // W
     before = p % W if columns else 0
     return Position(
-        p, before, V, logits, masks, counts, whole[4 * b + 3], whole[4 * b + 2] != 0, real[5 * b + 3],
+        p, b, before, V, logits, masks, counts, whole[4 * b + 3], whole[4 * b + 2] != 0, real[5 * b + 3],
         real[5 * b + 4], real[5 * b], drafts, columns * b,
     )  # fmt: skip
