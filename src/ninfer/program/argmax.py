@@ -77,7 +77,7 @@ class Argmax:
         places = self.alt_ids if self.places is None else self.places
         rows = SampleRows(
             n, 1, self.real.head(n, 5), self.whole.head(n, 4), self.seed.head(n, 2), self.index.head(n, 1),
-            self.purpose.head(n, 1),
+            self.purpose.head(n, 1), everything=False,
         )  # fmt: skip
         out = SampleOut(
             found.head(n, 1), self.logprob.head(n, 1), places.head(n, 1, ALTERNATIVES),

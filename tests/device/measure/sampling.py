@@ -23,6 +23,8 @@ def sampler(out: Path) -> Rows:
         ("top-k 20, 20 log-probabilities", plain, 20, 20, False),
         ("whole vocabulary, top-p 0.9", plain, 0, -1, False),
         ("whole vocabulary, flat", [4.0, 1.0, 0.0, 0.0, 0.0], 0, -1, False),
+        ("whole vocabulary, flat, top-p 0.95", [4.0, 0.95, 0.0, 0.0, 0.0], 0, -1, False),
+        ("whole vocabulary, min-p 0.01", [1.0, 1.0, 0.01, 0.0, 0.0], 0, -1, False),
     ]  # fmt: skip
     rng = np.random.default_rng(0)
     with opened() as device:
@@ -33,11 +35,11 @@ def sampler(out: Path) -> Rows:
             counts = lab.put(rng.integers(0, 2, (B, V)), "i32")
             scratch = lab.scratch(lab.ops.sample_scratch(B * W, V))
             drafts = Drafts(lab.put([max(W - 1, 0)] * B, "i32"), lab.put(np.ones((B, max(W - 1, 1))), "i32"))
-            for name, real, top_k, alternatives, masked in shapes if W == 1 else shapes[1:3]:
+            for name, real, top_k, alternatives, masked in shapes if W == 1 else [*shapes[1:3], shapes[5]]:
                 inputs = SampleRows(
                     B, W, lab.put([real] * B), lab.put([[top_k, alternatives, masked, b] for b in range(B)], "i32"),
                     lab.put(rng.integers(0, 2**32, (B, 2)), "u32"), lab.put(rng.integers(0, 99, (B, W)), "i64"),
-                    lab.put(np.ones((B, W)), "i32"),
+                    lab.put(np.ones((B, W)), "i32"), everything=top_k == 0 and real[0] > 0,
                 )  # fmt: skip
                 outputs = SampleOut(
                     lab.empty(B, W, dtype="i32"), lab.empty(B, W), lab.empty(B, W, 20, dtype="i32"),
