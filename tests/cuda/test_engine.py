@@ -111,7 +111,7 @@ def test_a_decode_step_has_few_nodes(machine: FakeDriver, monkeypatch: pytest.Mo
     layers = GEOMETRIES["tiny"]["layer_types"]
     assert nodes["forward", 1, 1] <= sum(7 if kind == FULL else 5 for kind in layers) + 6
     assert nodes["forward", 2, 1] <= nodes["forward", 1, 1] + 4 * len(layers) + 1
-    assert nodes["finish", 1, 1, False] == nodes["finish", 2, 1, False] == 2
+    assert nodes["finish", 1, 1, False, False] == nodes["finish", 2, 1, False, False] == 2
 
 
 def test_a_prefill_chunk_is_one_graph(machine: FakeDriver) -> None:

@@ -82,7 +82,8 @@ def _compiling_for(capability: tuple[int, int]) -> Iterator[None]:
 
 def _text(module: str) -> str:
     folder = Path(__file__).parent
-    used = sorted(folder.glob("sampler_*.py")) if module == "sampler_kernels" else [folder / f"{module}.py"]
+    used = [folder / "atomics.py", *sorted(folder.glob("sampler_*.py"))]
+    used = used if module == "sampler_kernels" else [folder / f"{module}.py"]
     return "\0".join(file.read_text() for file in (folder / "numba_kernels.py", folder / "sampling.py", *used))
 
 

@@ -155,11 +155,11 @@ class DeviceFrame:
             f["wide_tokens"].head(W), f["wide_positions"].head(3, W),
         )  # fmt: skip
 
-    def sample_rows(self, B: int, W: int) -> SampleRows:
+    def sample_rows(self, B: int, W: int, everything: bool) -> SampleRows:
         f = self.fields
         return SampleRows(
             B, W, f["real"].head(B, 5), f["whole"].head(B, 4), f["seed"].head(B, 2), f["index"].head(B, W),
-            f["purpose"].head(B, W),
+            f["purpose"].head(B, W), everything,
         )  # fmt: skip
 
     def sample_out(self, B: int, W: int) -> SampleOut:

@@ -64,7 +64,10 @@ def launch(units: Units, ready: Round, masks: MaskProvider | None) -> Pending:
             drafts = ready.drafts[row]
             dead[row] = masks.fill(row, drafts, slots[row, : 1 + len(drafts)]).dead
     scored = any(r.request.sampling.logprobs >= 0 for r in ready.records)
-    units.finish(B, W, ready.first, scored, masked=bool(ready.constrained), ahead=ready.ahead)
+    everything = any(r.everything for r in ready.records)
+    units.finish(
+        B, W, ready.first, scored, masked=bool(ready.constrained), everything=everything, ahead=ready.ahead
+    )  # fmt: skip
     return Pending(ready.records, W if W > 1 else 0, tuple(map(len, ready.drafts)), ready.ahead, scored, dead)
 
 

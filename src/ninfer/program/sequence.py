@@ -66,6 +66,12 @@ class SequenceRecord:
         return len(self.request.identity.tokens)
 
     @property
+    def everything(self) -> bool:
+        """Whether tokens are drawn from the whole vocabulary."""
+        sampling = self.request.sampling
+        return sampling.top_k == 0 and sampling.temperature > 0
+
+    @property
     def room(self) -> int:
         """Tokens that may still be decided."""
         return len(self.ledger) - self.length

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from functools import partial
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +40,10 @@ launch of the other."""
 
 WIDTHS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536)
 """Tokens of the recorded prefill units below a whole chunk. Close enough that padding costs at most half a unit."""
+
+
+FINISHES = tuple(product((False, True), repeat=2))
+"""Ways to finish a round: with masks or without, with rows that draw from the whole vocabulary or without."""
 
 
 def prefill_widths(device: Device, chunk: int) -> tuple[int, ...]:
@@ -116,12 +121,12 @@ class Units:
         works: dict[Hashable, Callable[[], None]] = {}
         for B in range(1, rows + 1):
             works["recall", B] = partial(self._submit_recall, B)
-            for masked in (False, True):
-                works["first", B, 1, masked] = partial(self._submit_finish, B, 1, True, masked)
+            for how in FINISHES:
+                works["first", B, 1, *how] = partial(self._submit_finish, B, 1, True, *how)
             for W in self.widths:
                 works["forward", B, W] = partial(self._submit_forward, B, W)
-                for masked in (False, True):
-                    works["finish", B, W, masked] = partial(self._submit_finish, B, W, False, masked)
+                for how in FINISHES:
+                    works["finish", B, W, *how] = partial(self._submit_finish, B, W, False, *how)
                 if W > 1:
                     works["fold", B, W] = partial(self._submit_fold, B, W)
             if self.drafting is not None:
@@ -189,10 +194,12 @@ class Units:
         words = self._masks.shape[-1]
         return self._masks.reshape(-1, words)[: B * W].reshape(B, W, words)
 
-    def finish(self, B: int, W: int, first: bool, scores: bool, *, masked: bool, ahead: int = 0) -> None:
+    def finish(
+        self, B: int, W: int, first: bool, scores: bool, *, masked: bool, everything: bool, ahead: int = 0
+    ) -> None:
         """Send the masks, if some row has one; decide, draft ``ahead`` tokens, and bring the results down. first: one
         column a row, from a stored hidden."""
-        self._launch("first" if first else "finish", B, W, masked)
+        self._launch("first" if first else "finish", B, W, masked, everything)
         if masked:
             self._count("upload", self.masks(B, W).nbytes)
         if ahead and not self._fused:
@@ -292,9 +299,13 @@ class Units:
         self.device.ops.gather(hidden, m.stored, m.input.fields["read"].head(B))
         m.model.logits(hidden, m.logits.slice(0, B))
 
-    def _submit_finish(self, B: int, W: int, first: bool, masked: bool) -> None:
+    def _submit_finish(self, B: int, W: int, first: bool, masked: bool, everything: bool) -> None:
         m, ops = self.memory, self.device.ops
-        out, sampled, logits = m.output.sample_out(B, W), m.input.sample_rows(B, W), m.logits.slice(0, B * W)
+        out, sampled, logits = (
+            m.output.sample_out(B, W),
+            m.input.sample_rows(B, W, everything),
+            m.logits.slice(0, B * W),
+        )
         masks = m.masks.head(B, W, m.masks.shape[2])
         if masked:
             self.device.upload(masks, self.masks(B, W))

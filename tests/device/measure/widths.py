@@ -86,7 +86,7 @@ def _parts(units: Any, rows: int) -> dict[tuple[str, int, int], float]:
     for B in (1, rows):
         for n in units.widths:
             fields["start"][:B], fields["width"][:B], fields["drafted"][:B] = TOKENS, n, n - 1
-            for kind, name in (("forward", ("forward", B, n)), ("finish", ("finish", B, n, False))):
+            for kind, name in (("forward", ("forward", B, n)), ("finish", ("finish", B, n, False, False))):
                 spent[kind, B, n] = _seconds(units, name)
         for n in units.steps:
             spent["draft", B, n] = _seconds(units, ("draft", B, n))
