@@ -62,7 +62,7 @@ def test_drafts_that_are_never_kept_cease_but_for_probes(prices):
 def test_the_speed_is_near_that_of_the_best_number(prices, share):
     odds = [share] * (len(prices.cost) - 1)
     reached = [tokens / spent for _, tokens, spent in (run(prices, odds, 300, seed) for seed in range(20))]
-    assert sum(reached) / 20 > 0.92 * fixed(prices, odds)
+    assert sum(reached) / 20 > 0.9 * fixed(prices, odds)
 
 
 @pytest.mark.parametrize("prices", [GPU, CPU, BLOCK])

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 FADING = 0.9
 """Weight of what a place has shown so far when it is reached once more: some ten rounds are remembered."""
-PRIOR = 0.8
-"""Share of kept drafts that is believed, like one draft seen, of a place that was never reached."""
+PRIOR, BELIEF = 0.8, 0.5
+"""Share of kept drafts that is believed of a place that was never reached, and how many drafts seen that counts for."""
 PROBING = 0.02
 """Share of the time that may be lost by trying all drafts where fewer are expected to do."""
 
@@ -83,4 +83,6 @@ class Pace:
         self._saved = min(self._saved, self._prices.cost[-1])
 
     def _best(self) -> tuple[int, float]:
-        return self._prices.best([(k + PRIOR) / (n + 1) for k, n in zip(self._kept, self._tried, strict=True)])
+        return self._prices.best(
+            [(kept + BELIEF * PRIOR) / (tried + BELIEF) for kept, tried in zip(self._kept, self._tried, strict=True)]
+        )
