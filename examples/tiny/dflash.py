@@ -1,8 +1,11 @@
-"""A DFlash companion of the tiny model for training: blocks behind many anchors of a text at once.
+"""DFlash and DFlash2 companions of the tiny model for training: blocks behind many anchors of a text at once.
 
-It has the checkpoint names of published companions. Features are the residuals behind the layers `TAPS`, side by side.
-A block is the anchor token and mask tokens behind it; its columns see the features of what is before the anchor, and
-each other, in layers with a window only what is less than the window away.
+They have the checkpoint names of published companions. Features are the residuals behind the layers `TAPS`, side by
+side. A block is the anchor token and mask tokens behind it; its columns see the features of what is before the anchor,
+and each other, in layers with a window only what is less than the window away.
+
+DFlash2 adds to every sublayer a convolution over the rows of a block, and a selector: the score of a token is its logit
+plus a product of the block's row with codes of the token and of the one before it, so drafts are chosen along a chain.
 """
 
 from __future__ import annotations
@@ -12,18 +15,29 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import Qwen3_5ForCausalLM
 
-TAPS = (1, 3, 5, 6)
+TAPS = (1, 3, 5, 7)
 MASK = 4223  # a row of the embedding that no token has
 BLOCK = 8
 WINDOW = 64
-LAYERS = ("sliding_attention", "sliding_attention", "full_attention")
+LAYERS = ("sliding_attention", "full_attention", "full_attention", "full_attention")
 HEADS, KEY_HEADS, WIDTH, INNER, THETA, EPS = 4, 2, 64, 640, 10000.0, 1e-6
+GROUP = 16  # neighbouring channels that a convolution treats alike
+RANK, CANDIDATES = 64, 16
 
 
-def config(model: Qwen3_5ForCausalLM) -> dict[str, object]:
+def config(model: Qwen3_5ForCausalLM, *, chain: bool) -> dict[str, object]:
     """The companion's `config.json`."""
+    own: dict[str, object] = {"mask_token_id": MASK, "target_layer_ids": list(TAPS)}
+    if chain:
+        own |= {
+            "conv_kernel_size": 2,
+            "conv_group_size": GROUP,
+            "selector_rank": RANK,
+            "selector_top_k": CANDIDATES,
+            "sample_from_anchor": False,
+        }
     return {
-        "architectures": ["DFlashDraftModel"],
+        "architectures": ["DFlash2DraftModel" if chain else "DFlashDraftModel"],
         "model_type": "qwen3",
         "hidden_size": model.config.hidden_size,
         "intermediate_size": INNER,
@@ -39,7 +53,7 @@ def config(model: Qwen3_5ForCausalLM) -> dict[str, object]:
         "is_causal": False,
         "num_target_layers": model.config.num_hidden_layers,
         "block_size": BLOCK,
-        "dflash_config": {"mask_token_id": MASK, "target_layer_ids": list(TAPS)},
+        "dflash_config": own,
     }
 
 
@@ -73,7 +87,7 @@ class Attention(nn.Module):
     def forward(self, u: torch.Tensor, context: torch.Tensor, places: tuple[torch.Tensor, torch.Tensor],
                 seen: torch.Tensor) -> torch.Tensor:  # fmt: skip
         """u [B,N,H] at positions places[0]; context [B,T,H] at 0..T-1; seen bool [B,1,N,T+N]."""
-        both = torch.cat([context, u], 1)
+        both = torch.cat([context, u.to(context.dtype)], 1)
         q = turned(self.q_norm(self.q_proj(u).unflatten(-1, (HEADS, WIDTH))), places[0])
         k = turned(self.k_norm(self.k_proj(both).unflatten(-1, (KEY_HEADS, WIDTH))), places[1])
         v = self.v_proj(both).unflatten(-1, (KEY_HEADS, WIDTH))
@@ -92,19 +106,70 @@ class Mlp(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(u)) * self.up_proj(u))
 
 
-class Layer(nn.Module):
+class Convolution(nn.Module):
+    """Around a sublayer: a row and the one before it in its block, weighted by a kernel that the row itself changes."""
+
     def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.base_kernel = nn.Parameter(torch.tensor([1.0, 0.0])[None, :, None].repeat(2, 1, hidden))
+        self.kernel_projection = nn.Linear(hidden, 4 * hidden // GROUP, bias=False)
+
+    def kernels(self, normed: torch.Tensor) -> torch.Tensor:
+        """Of each side (what enters, what leaves) and row [2,2,B,N,H], from the sublayer's input [B,N,H]."""
+        change = self.kernel_projection(normed).unflatten(-1, (2, 2, -1)).repeat_interleave(GROUP, -1)
+        return (self.base_kernel + change).permute(2, 3, 0, 1, 4)
+
+
+def convolved(x: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
+    """x [B,N,H], N whole blocks; kernel [2,B,N,H]: for a row, and for the one before it."""
+    before = F.pad(x.unflatten(1, (-1, BLOCK))[:, :, :-1], (0, 0, 1, 0)).flatten(1, 2)
+    return kernel[0] * x + kernel[1] * before
+
+
+class Layer(nn.Module):
+    def __init__(self, hidden: int, *, chain: bool) -> None:
         super().__init__()
         self.input_layernorm, self.post_attention_layernorm = Norm(hidden), Norm(hidden)
         self.self_attn, self.mlp = Attention(hidden), Mlp(hidden)
+        self.attention_conv, self.mlp_conv = (Convolution(hidden) if chain else None for _ in range(2))
+
+    def forward(self, y: torch.Tensor, *surroundings) -> torch.Tensor:
+        y = y + _around(self.attention_conv, self.input_layernorm(y), lambda u: self.self_attn(u, *surroundings))
+        return y + _around(self.mlp_conv, self.post_attention_layernorm(y), self.mlp)
 
 
-class DFlash(nn.Module):
-    def __init__(self, hidden: int) -> None:
+def _around(convolution: Convolution | None, normed: torch.Tensor, sublayer) -> torch.Tensor:
+    if convolution is None:
+        return sublayer(normed)
+    entering, leaving = convolution.kernels(normed)
+    return convolved(sublayer(convolved(normed, entering)), leaving)
+
+
+class Selector(nn.Module):
+    def __init__(self, hidden: int, rows: int) -> None:
+        super().__init__()
+        self.hidden_projection = nn.Linear(hidden, RANK, bias=False)
+        self.predecessor_codebook = nn.Parameter(torch.randn(rows, RANK))
+        self.successor_codebook = nn.Parameter(torch.zeros(rows, RANK))
+
+    def forward(self, out: torch.Tensor, before: torch.Tensor, tokens: torch.Tensor | int) -> torch.Tensor:
+        """What is added to the logits of ``tokens``: ids [...,n], or all of the first so many. out [...,H]; before: id
+        [...] of the token in front of each row."""
+        codes = F.embedding(before, self.predecessor_codebook) * self.hidden_projection(out)
+        if isinstance(tokens, int):
+            return F.linear(codes, self.successor_codebook[:tokens])
+        return (codes[..., None, :] * F.embedding(tokens, self.successor_codebook)).sum(-1)
+
+
+class Companion(nn.Module):
+    """``chain``: DFlash2. ``rows``: of the model's embedding."""
+
+    def __init__(self, hidden: int, rows: int, *, chain: bool) -> None:
         super().__init__()
         self.fc = nn.Linear(len(TAPS) * hidden, hidden, bias=False)
         self.hidden_norm, self.norm = Norm(hidden), Norm(hidden)
-        self.layers = nn.ModuleList([Layer(hidden) for _ in LAYERS])
+        self.layers = nn.ModuleList([Layer(hidden, chain=chain) for _ in LAYERS])
+        self.candidate_selector = Selector(hidden, rows) if chain else None
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=0.02)
@@ -121,16 +186,15 @@ class DFlash(nn.Module):
         together = (block[:, None] == block).expand(B, -1, -1)
         all_seen = torch.cat([before, together], -1)
         near = (own[..., None] - places[1][:, None]).abs() < WINDOW
+        seen = {"sliding_attention": (all_seen & near)[:, None], "full_attention": all_seen[:, None]}
         y = tokens.flatten(1, 2)
         for kind, layer in zip(LAYERS, self.layers):
-            seen = (all_seen & near if kind == "sliding_attention" else all_seen)[:, None]
-            y = y + layer.self_attn(layer.input_layernorm(y), context, places, seen)
-            y = y + layer.mlp(layer.post_attention_layernorm(y))
+            y = layer(y, context, places, seen[kind])
         return self.norm(y).unflatten(1, (A, BLOCK))
 
 
 class Features:
-    """Runs a model and keeps what the companion reads."""
+    """Runs a model and keeps what the companions read."""
 
     def __init__(self, model: Qwen3_5ForCausalLM) -> None:
         self.model = model
@@ -142,8 +206,8 @@ class Features:
         self._found[tap] = out if isinstance(out, torch.Tensor) else out[0]
 
     @torch.no_grad()
-    def __call__(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, ids: torch.Tensor, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Features [B,T,m*H], and the model's most likely token [B,T] at each place, given all that is before it."""
         hidden = self.model.model(input_ids=ids, use_cache=False).last_hidden_state
-        likely = self.model.lm_head(hidden).argmax(-1)
+        likely = self.model.lm_head(hidden)[..., :vocabulary].argmax(-1)
         return torch.cat([self._found[tap] for tap in TAPS], -1), F.pad(likely[:, :-1], (1, 0))

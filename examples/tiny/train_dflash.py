@@ -1,10 +1,11 @@
-"""Trains a DFlash companion for the tiny model, measures it on held-out dialogues, writes both as Hugging Face folders.
+"""Trains DFlash and DFlash2 companions for the tiny model, measures them on held-out dialogues, writes all three as
+Hugging Face folders.
 
     python train_dflash.py tiny.ninfer OUT [--seconds S] [--steps N] ...
-    ninfer convert OUT/model tiny-dflash.ninfer --recipe q8 --dflash OUT/dflash
+    ninfer convert OUT/model tiny-dflash.ninfer --recipe q8 --dflash OUT/dflash --dflash2 OUT/dflash2
 
-The companion learns from the weights of the artifact, as they are served. Needs one GPU for about five
-minutes with the default settings.
+The companions learn from the weights of the artifact, as they are served, and from one pass of them over each text.
+Needs one GPU for about five minutes with the default settings.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import math
 import multiprocessing
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -27,24 +29,28 @@ from model import build
 from model import config as geometry
 from safetensors.torch import save_file
 from torch.nn import functional as F
-from train import batches, fit, training_batches
+from train import Document, batches, optimizer_for, rate_at, training_batches
 
 from ninfer.artifact import Artifact, open_artifact
 from ninfer.convert.hf_config import SourceConfig
 from ninfer.convert.sources import locate
 from ninfer.models.qwen3_5.config import parse_text
 
-ANCHORS = 24
+Told = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+"""ids and loss weights [B,T], and what the model says of them: features [B,T,m*H], its likeliest tokens [B,T]."""
 DECAY = 4.0  # columns after which a draft counts 1/e as much: it is only looked at if those before it were right
+DRAFTS = dflash.BLOCK - 1
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("artifact", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--steps", type=int, default=2500, help="optimizer steps")
+    parser.add_argument("--steps", type=int, default=1915, help="optimizer steps")
     parser.add_argument("--seconds", type=float, default=math.inf, help="end the schedule early after this time")
-    parser.add_argument("--batch-tokens", type=int, default=65536, help="padded tokens per step")
+    parser.add_argument("--batch-tokens", type=int, default=32768, help="padded tokens per step")
+    parser.add_argument("--anchors", type=int, default=32, help="blocks per document and step")
+    parser.add_argument("--repeats", type=int, default=2, help="steps per text, each with other anchors")
     parser.add_argument("--documents", type=int, default=2560, help="documents sorted by length together")
     parser.add_argument("--rate", type=float, default=3e-3, help="peak learning rate")
     parser.add_argument("--workers", type=int, default=5, help="processes that generate text")
@@ -74,7 +80,10 @@ def restore(artifact: Artifact, folder: Path) -> dict[str, torch.Tensor]:
     return stored
 
 
-def anchored(ids: torch.Tensor, weights: torch.Tensor, count: int) -> torch.Tensor:
+# --- blocks -----------------------------------------------------------------------------------------------------
+
+
+def anchored(weights: torch.Tensor, count: int) -> torch.Tensor:
     """``count`` random places of each text [B,count] behind which the assistant goes on."""
     said = torch.zeros_like(weights)
     said[:, :-1] = (weights[:, 1:] == 1) + 1e-6
@@ -82,51 +91,142 @@ def anchored(ids: torch.Tensor, weights: torch.Tensor, count: int) -> torch.Tens
     return torch.multinomial(said, count, replacement=True)
 
 
-def blocks(companion, features, model, ids, anchors):
-    """Logits [B,A,BLOCK-1,V] of the drafts behind the anchors."""
+def outputs(companion, model, told: Told, anchors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Outputs [B,A,DRAFTS,H] of the blocks behind the anchors, and their logits [B,A,DRAFTS,V]."""
+    ids, _, features, _ = told
     inputs = torch.full((*anchors.shape, dflash.BLOCK), dflash.MASK, device=ids.device)
     inputs[..., 0] = ids.gather(1, anchors)
     out = companion(features, model.model.embed_tokens(inputs), anchors)[:, :, 1:]
-    return F.linear(out, model.lm_head.weight[: tokens.VOCABULARY])
+    return out, F.linear(out, model.lm_head.weight[: tokens.VOCABULARY])
 
 
-def behind(values: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
-    """values [B,T] at the places behind the anchors [B,A,BLOCK-1]; zero beyond the end."""
-    places = anchors[..., None] + torch.arange(1, dflash.BLOCK, device=anchors.device)
+def behind(values: torch.Tensor, anchors: torch.Tensor, first: int = 1) -> torch.Tensor:
+    """values [B,T] at the DRAFTS places from ``first`` behind the anchors [B,A,DRAFTS]; zero beyond the end."""
+    places = anchors[..., None] + torch.arange(first, first + DRAFTS, device=anchors.device)
     inside = places < values.shape[1]
     found = values[:, None].expand(-1, anchors.shape[1], -1).gather(2, places.clamp(max=values.shape[1] - 1))
     return found * inside
 
 
-def train(companion, model, read, stream, options) -> int:
-    late = torch.exp(-torch.arange(dflash.BLOCK - 1, device=options.device) / DECAY)
+def loss(companion, model, told: Told, anchors: torch.Tensor) -> torch.Tensor:
+    """Mean cross entropy of the model's likeliest tokens, as far as the text itself consists of them."""
+    ids, weights, _, likely = told
+    late = torch.exp(-torch.arange(DRAFTS, device=ids.device) / DECAY)
+    spoken, said = behind(weights, anchors) == 1, behind((likely == ids).int(), anchors)
+    counted = (F.pad(said[..., :-1], (1, 0), value=1).cumprod(-1) * spoken * late).flatten()
+    wanted = behind(likely, anchors).flatten()
 
-    def losses(ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        features, likely = read(ids)
-        anchors = anchored(ids, weights, ANCHORS)
-        logits = blocks(companion, features, model, ids, anchors).float()
-        each = F.cross_entropy(logits.flatten(0, 2), behind(likely, anchors).flatten(), reduction="none")
-        counted = (behind(weights, anchors) == 1) * late
-        # Scaled to the weight of whole texts, which `fit` divides by.
-        return (each * counted.flatten()).sum() * (weights.sum() / counted.sum())
+    def mean(logits: torch.Tensor) -> torch.Tensor:
+        each = F.cross_entropy(logits.float().flatten(0, 2), wanted, reduction="none")
+        return (each * counted).sum() / counted.sum()
 
-    return fit(list(companion.parameters()), losses, stream, options.steps, options.seconds, options)
+    out, logits = outputs(companion, model, told, anchors)
+    if (selector := companion.candidate_selector) is None:
+        return mean(logits)
+    # The logits alone must bring the right token among the candidates; with the selector it must be the first.
+    chosen = logits + selector(out, behind(ids, anchors, 0), tokens.VOCABULARY)
+    return (2 * mean(chosen) + mean(logits)) / 3
 
 
 @torch.no_grad()
-def acceptance(companion, model, read, documents, options) -> list[float]:
-    """Share of blocks whose first 1, 2, ... drafts are all what the model would have said."""
-    counts = torch.zeros(dflash.BLOCK - 1, 2, device=options.device)
-    for ids, weights in batches(documents, options.batch_tokens, options.device):
-        features, likely = read(ids)
-        anchors = anchored(ids, weights, ANCHORS)
-        drafts = blocks(companion, features, model, ids, anchors).argmax(-1)
-        inside = (behind(weights, anchors) == 1).cumprod(-1)
-        # Where the text is not what the model says, it would not have come this far.
-        agreed = ((drafts == behind(likely, anchors)) * inside).cumprod(-1)
-        counts[:, 0] += agreed.sum((0, 1))
-        counts[:, 1] += inside.sum((0, 1))
-    return [round(float(hit / of), 4) for hit, of in counts.tolist()]
+def drafts(companion, model, told: Told, anchors: torch.Tensor) -> torch.Tensor:
+    """Greedy drafts [B,A,DRAFTS] behind the anchors."""
+    out, logits = outputs(companion, model, told, anchors)
+    if (selector := companion.candidate_selector) is None:
+        return logits.argmax(-1)
+    scores, candidates = logits.float().topk(dflash.CANDIDATES)
+    chain = [told[0].gather(1, anchors)]
+    for i in range(DRAFTS):
+        score = scores[:, :, i] + selector(out[:, :, i], chain[-1], candidates[:, :, i])
+        chain.append(candidates[:, :, i].gather(-1, score.argmax(-1, keepdim=True))[..., 0])
+    return torch.stack(chain[1:], -1)
+
+
+# --- training ---------------------------------------------------------------------------------------------------
+
+
+def told(model, stream: Iterator[tuple[torch.Tensor, torch.Tensor]], options) -> Iterator[Told]:
+    """Every batch ``repeats`` times, with one pass of the model."""
+    read = dflash.Features(model)
+    for ids, weights in stream:
+        with torch.autocast(options.device, torch.bfloat16):
+            features, likely = read(ids, tokens.VOCABULARY)
+        yield from [(ids, weights, features, likely)] * options.repeats
+
+
+def optimizers(companion: dflash.Companion, rate: float) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices between hidden states, AdamW for the rest."""
+    matrices = [m.weight for m in companion.modules() if isinstance(m, torch.nn.Linear)]
+    known = {id(p) for p in matrices}
+    rest = [p for p in companion.parameters() if id(p) not in known]
+    muon = torch.optim.Muon(matrices, lr=rate, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    return [muon, optimizer_for(rest, rate)]
+
+
+def fit(companions: dict[str, dflash.Companion], model, stream: Iterator[Told], options) -> int:
+    """One step of every companion per batch; what they have learned is saved every minute. Returns the steps made."""
+    steppers = [o for c in companions.values() for o in optimizers(c, options.rate)]
+    began, step, seen, progress, saved = time.time(), 0, 0, 0.0, 0
+    while progress < 1:
+        batch = next(stream)
+        for group in (group for o in steppers for group in o.param_groups):
+            group["lr"] = options.rate * rate_at(progress)
+        anchors = anchored(batch[1], options.anchors)
+        found = {}
+        for name, companion in companions.items():
+            with torch.autocast(options.device, torch.bfloat16):
+                found[name] = loss(companion, model, batch, anchors)
+            found[name].backward()
+            torch.nn.utils.clip_grad_norm_(companion.parameters(), 1.0)
+        for stepper in steppers:
+            stepper.step()
+            stepper.zero_grad(set_to_none=True)
+        step, seen = step + 1, seen + anchors.numel()
+        if step % 50 == 0 or options.device != "cuda":
+            losses = ", ".join(f"{name} {value.item():.4f}" for name, value in found.items())
+            spent = time.time() - began
+            print(f"step {step} loss {losses}; {seen / spent / 1e3:.0f}k blocks/s, {spent:.0f} s", flush=True)
+            if spent // 60 > saved:
+                saved = spent // 60
+                save(companions, model, options.out)
+        progress = max(step / options.steps, (time.time() - began) / options.seconds)
+    return step
+
+
+# --- measuring --------------------------------------------------------------------------------------------------
+
+
+def accepted(companion, model, documents: list[Document], options) -> dict[str, object]:
+    """Over the last answers of documents, where these are what the model itself would have said: tokens per round, and
+    the share of rounds that keep their first 1, 2, ... drafts."""
+    counts = np.zeros(DRAFTS + 1, int)
+    for batch in told(model, batches(documents, options.batch_tokens, options.device), options):
+        ids, weights, _, likely = batch
+        every = torch.arange(ids.shape[1], device=ids.device).expand(len(ids), -1)
+        right = [drafts(companion, model, batch, some) == behind(likely, some) for some in every.split(64, 1)]
+        kept = torch.cat(right, 1).cumprod(-1).sum(-1).cpu().numpy()
+        spoken, same = (weights == 1).cpu().numpy(), (likely == ids).cpu().numpy()
+        for row in range(len(ids)):
+            end = np.flatnonzero(spoken[row])[-1]
+            place = np.flatnonzero(~spoken[row, :end])[-1] + 1
+            while same[row, place : end + 1].all() and place < end:
+                accepted = min(kept[row, place], end - place)
+                counts[: accepted + 1] += 1
+                place += accepted + 1
+    shares = (counts / counts[0]).round(3).tolist()
+    return {"tokens per round": round(sum(shares), 2), "drafts kept": shares[1:]}
+
+
+# --- files ------------------------------------------------------------------------------------------------------
+
+
+def save(companions: dict[str, dflash.Companion], model, out: Path) -> None:
+    for name, companion in companions.items():
+        (out / name).mkdir(exist_ok=True)
+        stored = {n: p.detach().cpu().bfloat16().contiguous() for n, p in companion.named_parameters()}
+        save_file(stored, out / name / "model.safetensors", metadata={"format": "pt"})
+        described = dflash.config(model, chain=companion.candidate_selector is not None)
+        (out / name / "config.json").write_text(json.dumps(described, indent=2) + "\n")
 
 
 def main() -> None:
@@ -138,8 +238,9 @@ def main() -> None:
     with open_artifact(options.artifact) as source:
         state = restore(Artifact(source), options.out / "model")
     file = str(options.out / "model" / "tokenizer.json")
+    # Forked before CUDA starts: the workers need neither torch nor the GPU.
     pool = multiprocessing.get_context("fork").Pool(options.workers)
-    enough = options.steps * options.batch_tokens // (100 * options.documents) + 2
+    enough = options.steps * options.batch_tokens // (100 * options.documents * options.repeats) + 2
     stream = training_batches(pool.imap(partial(corpus.shard, file, size=options.documents), range(enough)), options)
 
     tokenizer = tokens.Tokenizer.from_file(file)
@@ -152,24 +253,27 @@ def main() -> None:
     described.pop("_name_or_path", None)
     (options.out / "model" / "config.json").write_text(json.dumps(described, indent=2) + "\n")
 
-    companion = dflash.DFlash(settings.hidden_size).to(options.device)
-    read = dflash.Features(model)
-    print(f"{sum(p.numel() for p in companion.parameters()):,} parameters, {time.time() - began:.0f} s", flush=True)
-    steps = train(companion, model, read, stream, options)
+    companions = {}
+    for name in ("dflash", "dflash2"):
+        made = dflash.Companion(settings.hidden_size, settings.vocab_size, chain=name == "dflash2")
+        # The outputs are read by the model's own head: they begin at the scale it is used to.
+        made.norm.weight.data.copy_(1 + model.model.norm.weight.data)
+        companions[name] = made.to(options.device)
+        print(f"{name}: {sum(p.numel() for p in made.parameters()):,} parameters", flush=True)
+    report: dict[str, object] = {"steps": fit(companions, model, told(model, stream, options), options)}
     pool.terminate()
-    for parameter in companion.parameters():
+    save(companions, model, options.out)
+    options.repeats = 1
+    for parameter in (p for c in companions.values() for p in c.parameters()):
         parameter.data.copy_(parameter.data.bfloat16())
-    folder = options.out / "dflash"
-    folder.mkdir(exist_ok=True)
-    stored = {name: p.detach().cpu().bfloat16().contiguous() for name, p in companion.named_parameters()}
-    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(dflash.config(model), indent=2) + "\n")
     encode = partial(corpus.encode, tokenizer)
-    report: dict[str, object] = {"steps": steps}
-    with torch.autocast(options.device, torch.bfloat16):
-        for name, documents in corpus.held_out_sets(options.held_out).items():
-            report[name] = accepted = acceptance(companion, model, read, encode(documents), options)
-            print(f"{name}: drafts accepted {accepted}, {1 + sum(accepted):.2f} tokens of {dflash.BLOCK}", flush=True)
+    held_out = {name: encode(documents) for name, documents in corpus.held_out_sets(options.held_out).items()}
+    for name, companion in companions.items():
+        report[name] = found = {}
+        for kind, documents in held_out.items():
+            with torch.autocast(options.device, torch.bfloat16):
+                found[kind] = accepted(companion, model, documents, options)
+            print(f"{name}, {kind}: {found[kind]}", flush=True)
     report["seconds"] = round(time.time() - began)
     (options.out / "eval-dflash.json").write_text(json.dumps(report, indent=2) + "\n")
 

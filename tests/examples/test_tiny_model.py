@@ -33,11 +33,11 @@ def test_the_artifact_is_legal_and_small():
     assert ARTIFACT.stat().st_size < 10e6
 
 
-def test_the_companion_comes_with_the_same_model():
+def test_the_companions_come_with_the_same_model():
     with open_artifact(ARTIFACT) as source, open_artifact(ARTIFACT.with_name("tiny-dflash.ninfer")) as other:
         assert verify(other) == []
         one, two = Artifact(source), Artifact(other)
-        assert set(two.directory.components) == {"text", "dflash"}
+        assert set(two.directory.components) == {"text", "dflash", "dflash2"}
         for name in one.directory.bindings:
             if name.startswith("text/"):
                 np.testing.assert_array_equal(one.decode(name), two.decode(name))

@@ -93,3 +93,58 @@ def test_parallel_drafts_equal_drafts_made_one_by_one(parts):
                 if step:
                     output, cache = one(output, following[0, row], row, cache)
                 torch.testing.assert_close(together[step][0, row], output, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture
+def drafting(tiny):
+    torch.manual_seed(0)
+    return tiny("dflash", "train_dflash")
+
+
+@pytest.mark.parametrize("chain", [False, True])
+def test_blocks_of_many_anchors_equal_each_of_them_alone(drafting, chain):
+    """A block sees what is before its anchor, and itself: neither other blocks nor the text behind."""
+    companion = drafting.dflash.Companion(48, 96, chain=chain)
+    for name, parameter in companion.named_parameters():
+        torch.nn.init.normal_(parameter, float(name.endswith("norm.weight")), 0.2)
+    taps, block = len(drafting.dflash.TAPS), drafting.dflash.BLOCK
+    features, embedded = torch.randn(2, 90, taps * 48), torch.randn(2, 5, block, 48)
+    anchors = torch.tensor([[3, 70, 8, 89, 8], [1, 2, 88, 40, 66]])
+    together = companion(features, embedded, anchors)
+    for row in range(2):
+        for i, anchor in enumerate(anchors[row].tolist()):
+            one = (features[row : row + 1, :anchor], embedded[row : row + 1, i : i + 1], torch.tensor([[anchor]]))
+            torch.testing.assert_close(together[row, i], companion(*one)[0, 0], rtol=1e-4, atol=1e-4)
+
+
+def test_drafts_of_a_chain_are_chosen_one_behind_the_other(drafting):
+    dflash, train = drafting.dflash, drafting.train_dflash
+    H, V = 16, train.tokens.VOCABULARY
+    companion = dflash.Companion(H, 4224, chain=True)
+    torch.nn.init.normal_(companion.candidate_selector.successor_codebook)
+    torch.nn.init.normal_(companion.candidate_selector.hidden_projection.weight)
+    head = torch.nn.Linear(H, 4224, bias=False)
+    out = torch.randn(1, 2, train.DRAFTS, H)
+
+    def outputs(*_):
+        return out, out @ head.weight[:V].T
+
+    ids, anchors = torch.randint(0, V, (1, 20)), torch.tensor([[4, 9]])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "outputs", outputs)
+        found = train.drafts(companion, None, (ids, None, None, None), anchors)
+    codes = companion.candidate_selector
+    for block, anchor in enumerate(anchors[0].tolist()):
+        before = int(ids[0, anchor])
+        for i in range(train.DRAFTS):
+            row = out[0, block, i]
+            logits = head.weight[:V] @ row
+            gamma = codes.hidden_projection.weight @ row
+            scores = {
+                int(c): float(
+                    logits[c] + (codes.predecessor_codebook[before] * gamma * codes.successor_codebook[c]).sum()
+                )
+                for c in logits.topk(dflash.CANDIDATES).indices
+            }
+            before = max(scores, key=scores.__getitem__)
+            assert int(found[0, block, i]) == before

@@ -26,7 +26,7 @@ MARGIN = 0.3
 
 def opened(spec: str, width: int | None = None, adaptive: bool = False) -> ninfer.Engine:
     chosen = ninfer.SpecOptions(spec, draft_tokens=width, adaptive=adaptive)
-    artifact = ARTIFACT.with_name("tiny-dflash.ninfer") if spec == "dflash" else ARTIFACT
+    artifact = ARTIFACT.with_name("tiny-dflash.ninfer") if spec.startswith("dflash") else ARTIFACT
     return ninfer.Engine(artifact, device="cuda:0", max_concurrency=8, max_context=1024, progress=False, spec=chosen)
 
 
@@ -36,7 +36,7 @@ def plain(gpu: Device) -> Iterator[ninfer.Engine]:
         yield engine
 
 
-@pytest.fixture(scope="module", params=["mtp", "dflash"])
+@pytest.fixture(scope="module", params=["mtp", "dflash", "dflash2"])
 def drafting(gpu: Device, request: pytest.FixtureRequest) -> Iterator[ninfer.Engine]:
     with opened(request.param) as engine:
         yield engine
@@ -64,8 +64,7 @@ def test_greedy_answers_are_the_ordinary_ones(plain, drafting, thinking) -> None
     want, got = plain.generate(chats(thinking), options), drafting.generate(chats(thinking), options)
     assert sum(agree(*pair) for pair in zip(got, want)) > 50
     rounds = sum(r.speculation.rounds for r in got)
-    least = 2 if len(got[0].speculation.accepted_per_position) == 3 else 1.4
-    assert 1 + sum(r.speculation.accepted for r in got) / rounds > least
+    assert 1 + sum(r.speculation.accepted for r in got) / rounds > 2
 
 
 @pytest.mark.parametrize("width", [1, 2, 5, 7])
