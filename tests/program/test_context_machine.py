@@ -397,6 +397,7 @@ class ContextMachine(RuleBasedStateMachine):
         if not rows:
             return
         started = rows[0].started
+        self.device.run_until(self.device.submitted)  # what the round before drafts
         if fault:
             self.device.faults[fault] = 0
         sequences = [row.sequence for row in rows]
@@ -413,6 +414,7 @@ class ContextMachine(RuleBasedStateMachine):
             for row in rows:
                 row.ended = True
             return
+        self.device.run_until(self.device.submitted)
         decisions = []
         for i, (row, produced) in enumerate(zip(rows, batch.rows)):
             if last == "cancel" and i == 0:

@@ -124,6 +124,7 @@ def test_tokens_do_not_depend_on_drafts(kind: bool | str, data: st.DataObject, w
             r[2] = True
             decisions.append(RowDecision(len(produced.tokens)))
         program.commit(batch, decisions)
+        program._take_drafts()
         drafts = {draft for r in batch_rows for draft in program._sequences.get(r[1]).drafts}
         assert drafts <= set(range(VOCABULARY) if proposed is None else proposed)
         if kind is not True and blocks:
@@ -248,16 +249,45 @@ def test_a_fault_before_the_round_ran_ends_it() -> None:
 @pytest.mark.parametrize(
     ("kind", "name"),
     [*((True, name) for name in ("upload", "accept", "draft", "draft_rows", "download")),
-     *(("block", name) for name in ("accept", "begin", "append", "block", "download")), ("chain", "select")],
+     *(("block", name) for name in ("accept", "begin", "append", "download"))],
 )  # fmt: skip
 def test_a_fault_inside_the_round_ends_it(kind: bool | str, name: str) -> None:
     program, device = opened(2, rows=1, kind=kind)
     _, sequence = started(program)
+    program._units.drain()
     device.late_faults[name] = 0
     batch = program.decode((sequence,), (UnitLicense(2),), None)
     with pytest.raises(DeviceError):
         program.wait(batch)
     program.discard(sequence)
+    program.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "before"),
+    [(True, "draft", 1), ("block", "block", 0), ("chain", "select", 0), (True, "download", 1)],
+)
+def test_a_fault_while_drafting_is_met_by_the_next_unit(kind: bool | str, name: str, before: int) -> None:
+    """What was decided before is whole: it is waited for and taken in while the device drafts."""
+    program, device = opened(2, rows=1, kind=kind)
+    oracle, sequence = started(program)
+    program._units.drain()
+    device.late_faults[name] = before
+    assert accept_all(program, program.decode((sequence,), (UnitLicense(0),), None)) == [(oracle.draw(None),)]
+    with pytest.raises(DeviceError):
+        program.decode((sequence,), (UnitLicense(2),), None)
+    program.discard(sequence)
+    program.close()
+
+
+def test_what_was_decided_comes_before_what_is_drafted() -> None:
+    program, device = opened(2, rows=1)
+    _, sequence = started(program)
+    batch = program.decode((sequence,), (UnitLicense(2),), None)
+    program.wait(batch)
+    assert device.finished < device.submitted, "drafts are not waited for"
+    program.commit(batch, [RowDecision(1, terminal=True)])
+    program.finish(sequence)
     program.close()
 
 
@@ -320,12 +350,14 @@ def test_a_round_runs_the_narrowest_width_that_is_recorded(kind: bool | str, del
         width = next(level for level in levels if level > verified)
         made = next(level for level in (0, *(n - 1 for n in levels)) if level >= ahead) if kind is True else window
         produced = program.wait(batch)
+        device.run_until(device.submitted)
         assert program._pending.columns == (width if width > 1 else 0)
         assert ("accept" in ran) == (width > 1)
         assert ran.count("draft" if kind is True else "block") == (
             1 + max(0, made - 1) if kind is True else int(ahead > 0)
         )
         program.commit(batch, [RowDecision(len(row.tokens)) for row in produced])
+        program._take_drafts()
         assert {len(program._sequences.get(row).drafts) for row in rows} == {made if ahead else 0}
     for row in rows:
         program.discard(row)

@@ -19,8 +19,7 @@ NO_LEGAL_TOKEN, NOT_FINITE = -1, -2
 class Pending:
     """Program's side of a PendingBatch. columns: recorded columns of a row, which wait for ``commit``; 0 where state
     has advanced. drafted: drafts verified of each row. ahead: drafts made for the next round. scored: some row wants
-    log-probabilities. dead: by row, bits of the columns without a legal token. following: drafts for the next round, by
-    row, once the batch has been waited for."""
+    log-probabilities. dead: by row, bits of the columns without a legal token."""
 
     records: tuple[SequenceRecord, ...]
     columns: int = 0
@@ -28,7 +27,6 @@ class Pending:
     ahead: int = 0
     scored: bool = False
     dead: Mapping[int, int] = field(default_factory=dict)
-    following: list[tuple[int, ...]] = field(default_factory=list)
 
 
 def judged(i: int, row: ProducedRow, out: HostBlock, pending: Pending) -> ProducedRow:

@@ -57,14 +57,16 @@ def input_fields(rows: int, window: int, columns: int, blocks: int) -> dict[str,
 
 
 def output_fields(rows: int, window: int) -> dict[str, Field]:
-    """The block that comes down; alternatives last, because few rounds want them."""
+    """The block that comes down: what every round brings, alternatives, which few want, and last the drafts for the
+    round after, which come by themselves."""
     decided = rows * (window + 1)
-    drafting = {"accepted": Field((rows,), "i32"), "drafts": Field((rows * window,), "i32")} if window else {}
-    return drafting | {
+    accepted = {"accepted": Field((rows,), "i32")} if window else {}
+    return accepted | {
         "token": Field((decided,), "i32"),
         "logprob": Field((decided,), "f32"),
         "alt_ids": Field((decided, ALTERNATIVES), "i32"),
         "alt_logprobs": Field((decided, ALTERNATIVES), "f32"),
+        "drafts": Field((rows * window,), "i32"),
     }
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import repeat
 from typing import Literal
 
 import numpy as np
@@ -86,6 +85,7 @@ class Program:
         self._traffic = traffic
         self._sequences = store.sequences
         self._pending: Pending | None = None
+        self._drafting: Pending | None = None  # the round whose drafts are still to be taken
         self._closed = False
 
     # -- planning: pure ------------------------------------------------------------------------------------------
@@ -284,11 +284,11 @@ class Program:
         check_decisions(batch.rows, decisions)
         batch.consume()
         self._pending = None
+        self._drafting = pending if pending.ahead else None
         if pending.columns:
             self._fold(pending, [decision.accepted for decision in decisions])
-        following = pending.following or repeat(())
-        for record, row, decision, drafts in zip(pending.records, batch.rows, decisions, following):
-            record.drafts, accepted = drafts, decision.accepted
+        for record, row, decision in zip(pending.records, batch.rows, decisions):
+            record.drafts, accepted = (), decision.accepted
             if accepted:
                 if decision.boundaries:
                     record.boundaries += [record.length + offset for offset in decision.boundaries]
@@ -347,7 +347,15 @@ class Program:
             raise InvariantError(f"a unit needs distinct rows, not {sequences}")
         if self._transactions.captured in sequences:
             raise InvariantError("a row runs no unit while it is captured")
+        self._take_drafts()
         return records
+
+    def _take_drafts(self) -> None:
+        """Give its rows what the last round drafted, once it is here."""
+        if (made := self._drafting) is not None:
+            self._drafting = None
+            for record, drafts in zip(made.records, self._units.drafts(len(made.records), made.ahead)):
+                record.drafts = drafts
 
     def _belonging(self, batch: PendingBatch) -> Pending:
         """Program's side of the batch. Refuses one that is spent or not the pending one."""

@@ -1,5 +1,5 @@
 """One decision round of a batch: launched, then waited for. Forward leaves logits, masks are filled beside it, Finish
-decides and, with a drafting module, drafts for the round after."""
+decides; then what drafts goes on for the round after, while the decisions are taken in."""
 
 from __future__ import annotations
 
@@ -89,9 +89,6 @@ def collect(
         raise DeviceError(f"{rows}: logits are not finite")
     if worst < 0 or pending.dead or pending.scored:
         rows = tuple([judged(i, row, out, pending) for i, row in enumerate(rows)])
-    if pending.ahead:
-        drafts = out.fields["drafts"][: pending.ahead * B].reshape(-1, B).T
-        pending.following.extend(map(tuple, drafts.tolist()))
     return rows
 
 

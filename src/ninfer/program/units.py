@@ -1,8 +1,10 @@
 """The device side of every unit: what is submitted, in which order, and the few places where the host waits.
 
 Decode is two recordings per exact batch size and width, Forward and Finish, so that masks can be filled while Forward
-runs. Where widths adapt, drafting is a third, by how many drafts the next round wants. Where the device works beside
-the host, prefill is recorded too: a chunk runs in the narrowest recording that holds it, and what it lacks is padding.
+runs. Drafting is a third, by how many drafts the next round wants: what was decided comes down before it, so that the
+host takes it in while the device drafts, and waits for the drafts only when they are needed. Where the device works
+beside the host, prefill is recorded too: a chunk runs in the narrowest recording that holds it, and what it lacks is
+padding.
 """
 
 from __future__ import annotations
@@ -34,9 +36,9 @@ COUNTERS = (
     "launches", "uploads", "upload_bytes", "downloads", "download_bytes", "decode_device_ns", "decode_gaps",
     "decode_gap_ns",
 )  # fmt: skip
-"""What is counted since the start. decode_device_ns: nanoseconds from the launch of each decode round to its results.
-decode_gaps: decode rounds that followed another one of as many rows, decode_gap_ns: from the results of the one to the
-launch of the other."""
+"""What is counted since the start. decode_device_ns: nanoseconds from the launch of each decode round until its results
+were here, drafts included where the host waited for them. decode_gaps: decode rounds that followed another one of as
+many rows, decode_gap_ns: from there to the launch of the other."""
 
 WIDTHS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536)
 """Tokens of the recorded prefill units below a whole chunk. Close enough that padding costs at most half a unit."""
@@ -60,10 +62,10 @@ def round_widths(device: Device, shape: Shape) -> tuple[int, ...]:
 
 
 def draft_steps(shape: Shape, widths: tuple[int, ...], whole: bool) -> tuple[int, ...]:
-    """Numbers of drafts that are made apart from Finish, ascending. whole: all or none."""
-    if not shape.adaptive:
+    """Numbers of drafts that are made at once, ascending. whole: all or none."""
+    if not shape.window:
         return ()
-    return (shape.window,) if whole else tuple(w - 1 for w in widths if w > 1)
+    return (shape.window,) if whole or not shape.adaptive else tuple(w - 1 for w in widths if w > 1)
 
 
 def recording_bytes(device: Device, shape: Shape) -> int:
@@ -93,11 +95,11 @@ class Units:
         self._short, self._tabled, self._whole = (
             up.head(nbytes) for nbytes in (before(fields, "blocks"), before(fields, "wide_tokens"), up.nbytes)
         )
-        self._brief, self._scored = down.head(before(results, "alt_ids")), down
+        self._brief, self._scored = (down.head(before(results, name)) for name in ("alt_ids", "drafts"))
         sizes = {1, *self.widths}
         self.decision, *self._frames = (InputFrame(device, fields, shape.rows, sizes, shape.window) for _ in range(3))
         self._output = HostBlock(device, results)
-        self._done = device.event()
+        self._done, self._drafted = device.event(), device.event()
         self._launched_ns = self._rows = 0
         self._masks = device.host(memory.masks.shape, "u32")
         self._table_version = -1
@@ -112,7 +114,6 @@ class Units:
             device.upload(memory.one, one)
             self.drafting = memory.drafts.drafting(device, memory)
             self.steps = draft_steps(shape, self.widths, self.drafting.whole)
-        self._fused = 0 if shape.adaptive else shape.window
         self._prefills = prefill_widths(device, shape.chunk)
         self._recorded = Recordings(device, self._works(shape.rows))
 
@@ -157,7 +158,7 @@ class Units:
 
     def ahead(self, drafts: int) -> int:
         """Drafts that a round makes where ``drafts`` are wanted for the next."""
-        return self._fused or (_at_least(drafts, self.steps) if drafts else 0)
+        return _at_least(drafts, self.steps) if drafts else 0
 
     def prefill(self, frame: InputFrame, width: int) -> None:
         """Run one row of ``width`` prompt tokens; the hidden of its last token becomes part of the state."""
@@ -197,25 +198,43 @@ class Units:
     def finish(
         self, B: int, W: int, first: bool, scores: bool, *, masked: bool, everything: bool, ahead: int = 0
     ) -> None:
-        """Send the masks, if some row has one; decide, draft ``ahead`` tokens, and bring the results down. first: one
-        column a row, from a stored hidden."""
+        """Send the masks, if some row has one; decide, and bring the results down; then draft ``ahead`` tokens, and
+        bring them down. first: one column a row, from a stored hidden."""
         self._launch("first" if first else "finish", B, W, masked, everything)
         if masked:
             self._count("upload", self.masks(B, W).nbytes)
-        if ahead and not self._fused:
-            self._launch("draft", B, ahead)
         source = self._scored if scores else self._brief
         self.device.download(self._output.bytes[: source.nbytes], source)
         self._count("download", source.nbytes)
         self.decision.event.record()
+        if ahead:
+            self._launch("draft", B, ahead)
+            drafts = self.memory.output.fields["drafts"].head(B * ahead)
+            self.device.download(self._output.fields["drafts"][: B * ahead], drafts)
+            self._count("download", drafts.nbytes)
+            self._drafted.record()
 
     def results(self, decode: bool) -> HostBlock:
-        """What the last ``finish`` brought down, once it is here. The one wait of a round."""
+        """What the last ``finish`` decided, once it is here. ``drafts`` waits for the others."""
         self.decision.event.wait()
-        self._results_ns = time.perf_counter_ns() if decode else 0
+        self._results_ns = 0
         if decode:
-            self.counters["decode_device_ns"] += self._results_ns - self._launched_ns
+            self._arrived()
         return self._output
+
+    def drafts(self, B: int, ahead: int) -> list[tuple[int, ...]]:
+        """What the last ``finish`` drafted for each row, once it is here."""
+        waits = not self._drafted.done()
+        self._drafted.wait()
+        if waits and self._results_ns:
+            self._arrived()
+        return list(map(tuple, self._output.fields["drafts"][: B * ahead].reshape(-1, B).T.tolist()))
+
+    def _arrived(self) -> None:
+        """A part of a decode round's results has come down."""
+        now = time.perf_counter_ns()
+        self.counters["decode_device_ns"] += now - (self._results_ns or self._launched_ns)
+        self._results_ns = now
 
     def control(self, frame: InputFrame, width: int) -> None:
         """Run one row of ``width`` decided tokens, recorded: keys and values are appended, the state is left alone."""
@@ -319,8 +338,6 @@ class Units:
             ops.count(m.counts, m.input.fields["lanes"].head(B), drafts.tokens, accepted)
         if self.drafting is not None:
             self.drafting.decided(B, W, first)
-            if self._fused:
-                self.drafting.draft(B, self._fused)
 
     def _submit_fold(self, B: int, W: int) -> None:
         """The state advances, and the hidden of the last accepted column becomes part of it."""

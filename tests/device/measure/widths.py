@@ -117,7 +117,7 @@ def adaptive(*, device: str = "cuda:0", batches: str = "1,8", backends: Sequence
             for choice in ((), ("--spec-adaptive",))
         ]
         for backend, batch, choice in cases:
-            artifact = TINY / ("tiny-dflash.ninfer" if backend == "dflash" else "tiny.ninfer")
+            artifact = TINY / ("tiny-dflash.ninfer" if backend.startswith("dflash") else "tiny.ninfer")
             size = ("--prompt", "64", "--tokens", str(tokens), "--batches", batch)
             figures = bench(out, str(artifact), "--device", device, "--spec", backend, *choice, *size)
             yield _compared(f"tiny, {batch} rows, {backend}{' adaptive' if choice else ''}", figures["speculation"][0])

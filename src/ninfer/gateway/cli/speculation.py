@@ -22,14 +22,13 @@ QUESTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """seconds: of a whole batch of answers, prefill included. rounds: decode rounds they took. rows: rows of all of
-    them. weight_bytes: that a round of full width has to read."""
+    """seconds: of a whole batch of answers, prefill included. round_seconds: from the launch of a decode round to the
+    next. rows: of all decode rounds. weight_bytes: that a round of full width has to read."""
 
     tokens: int
     seconds: float
-    rounds: int
+    round_seconds: float
     rows: int
-    device_seconds: float
     weight_bytes: int
     drafts: SpeculationStats
 
@@ -78,10 +77,13 @@ def _measure(engine: Any, size: int, tokens: int) -> _Measured:
     for result in results:
         if result.speculation is not None:
             drafts = drafts.plus(result.speculation)
-    device = (after.memory["decode_device_ns"] - before.memory["decode_device_ns"]) / 1e9
+    gaps, device_ns, gap_ns = (
+        after.memory[name] - before.memory[name] for name in ("decode_gaps", "decode_device_ns", "decode_gap_ns")
+    )
     rounds, rows = after.decode_rounds - before.decode_rounds, after.decode_rows - before.decode_rows
+    period = (device_ns / rounds + gap_ns / max(gaps, 1)) / 1e9
     weights, tokens = after.memory[f"weight_bytes.{size}"], sum(r.usage.completion_tokens for r in results)
-    return _Measured(tokens, seconds, rounds, rows, device, weights, drafts)
+    return _Measured(tokens, seconds, period, rows, weights, drafts)
 
 
 def _row(size: int, one: _Measured, other: _Measured) -> dict[str, Any]:
@@ -97,9 +99,9 @@ def _row(size: int, one: _Measured, other: _Measured) -> dict[str, Any]:
         "width": 1 + d.drafted / one.rows,
         "tokens_per_round": 1 + d.accepted / one.rows,
         "kept_by_place": [n / d.rounds for n in d.accepted_per_position] if d.rounds else [],
-        "round_seconds": one.device_seconds / one.rounds,
-        "plain_round_seconds": other.device_seconds / other.rounds,
-        "round_cost": one.device_seconds / one.rounds / (other.device_seconds / other.rounds),
+        "round_seconds": one.round_seconds,
+        "plain_round_seconds": other.round_seconds,
+        "round_cost": one.round_seconds / other.round_seconds,
         "weight_bytes": one.weight_bytes,
         "plain_weight_bytes": other.weight_bytes,
     }
