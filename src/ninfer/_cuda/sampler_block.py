@@ -33,12 +33,14 @@ def _sort(keys, n):
     while size <= n:
         stride = size >> 1
         while stride > 0:
-            for i in range(cuda.threadIdx.x, n >> 1, cuda.blockDim.x):
+            i = cuda.threadIdx.x
+            while i < n >> 1:
                 low = 2 * i - (i & (stride - 1))
                 x, y = keys[low], keys[low + stride]
                 if (x < y) == ((low & size) == 0):
                     keys[low] = y
                     keys[low + stride] = x
+                i += cuda.blockDim.x
             cuda.syncthreads()
             stride >>= 1
         size <<= 1
@@ -50,8 +52,10 @@ def fill_and_sort(keys, filled):
     n = 2
     while n < filled:
         n <<= 1
-    for i in range(filled + cuda.threadIdx.x, n, cuda.blockDim.x):
+    i = filled + cuda.threadIdx.x
+    while i < n:
         keys[i] = NONE
+        i += cuda.blockDim.x
     _sort(keys, n)
 
 
@@ -60,8 +64,10 @@ def best_of(keys, first, n, thread_best):
     """The largest of ``keys[first : first + n]``, for all threads, of which there is a power of two."""
     tid, half = cuda.threadIdx.x, cuda.blockDim.x >> 1
     mine = NONE
-    for i in range(tid, n, cuda.blockDim.x):
+    i = tid
+    while i < n:
         mine = max(mine, keys[first + i])
+        i += cuda.blockDim.x
     thread_best[tid] = mine
     cuda.syncthreads()
     while half > 0:
@@ -85,21 +91,25 @@ def gather(listed, want, groups, shift, heads, top_keys, thread_best, filled, at
     elements, ids = scanned << shift, (1 << shift) - 1
     # No worse than the want-th best of what each thread has seen.
     mine = NONE
-    for i in range(tid, elements, threads):
+    i = tid
+    while i < elements:
         v = (token_of(top_keys[i >> shift]) & ~ids) + (i & ids)
         if v < at.V:
             mine = max(mine, key_of(v, at))
+        i += threads
     thread_best[tid] = mine
     if tid == 0:
         filled[0] = 0
     _sort(thread_best, threads)
     floor = thread_best[want - 1] if want <= threads else NONE
-    for i in range(tid, elements, threads):
+    i = tid
+    while i < elements:
         v = (token_of(top_keys[i >> shift]) & ~ids) + (i & ids)
         if v < at.V:
             key = key_of(v, at)
             if key != NONE and key >= floor:
                 listed[cuda.atomic.add(filled, 0, 1)] = key
+        i += threads
     cuda.syncthreads()
     gathered = filled[0]
     fill_and_sort(listed, gathered)
@@ -110,10 +120,12 @@ def gather(listed, want, groups, shift, heads, top_keys, thread_best, filled, at
 def sum_of_groups(parts, scale, top, groups, heads, at, sums):
     """Sum over all ids of exp((z - top) / scale), from each group's sum relative to its head."""
     total = np.float64(0.0)
-    for g in range(cuda.threadIdx.x, groups, cuda.blockDim.x):
+    g = cuda.threadIdx.x
+    while g < groups:
         head = heads[at.p * groups + g]
         if head != NONE:
             total += np.float64(parts[at.p * groups + g]) * math.exp(
                 np.float64(value_of(head) - top) / np.float64(scale)
             )
+        g += cuda.blockDim.x
     return tree_sum(total, sums)

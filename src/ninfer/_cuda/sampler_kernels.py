@@ -8,7 +8,8 @@ may fall beyond the listed ids it leaves to the kernels of ``sampler_whole``. ``
 Steps, their order and the random numbers are those of ``Ops.sample`` and ``Ops.accept``; listed weights are summed in
 fp32 in candidate order, the rest in float64 in a fixed order, so results do not depend on the batch.
 
-Kernels take addresses as flat arrays. Block sizes are parameters of the functions that make them, so that they also run
+Kernels take addresses as flat arrays. Strides are ``while`` loops, because a range with a step begins with a 64-bit
+division, and one block runs no faster than its instructions come in. Block sizes are parameters of the functions that make them, so that they also run
 under Numba's CUDA simulator.
 """
 
@@ -54,13 +55,19 @@ def make_survey(threads):
         tid, g, p = cuda.threadIdx.x, cuda.blockIdx.x, cuda.blockIdx.y
         at = position(p, W, V, columns, logits, masks, counts, real, whole, drafts)
         begin, end = g << shift, min((g + 1) << shift, V)
-        for i in range(g * threads + tid, words, groups * threads):
+        i = g * threads + tid
+        while i < words:
             bins[p * words + i] = np.uint64(0)
-        for i in range(g * threads + tid, NOTES, groups * threads):
+            i += groups * threads
+        i = g * threads + tid
+        while i < NOTES:
             notes[p * NOTES + i] = 0
+            i += groups * threads
         mine = NONE
-        for v in range(begin + tid, end, threads):
+        v = begin + tid
+        while v < end:
             mine = max(mine, key_of(v, at))
+            v += threads
         best[tid] = mine
         cuda.syncthreads()
         half = threads >> 1
@@ -78,13 +85,15 @@ def make_survey(threads):
         if head == BROKEN or head == NONE or not (wants_norm or wants_mass):  # noqa: SIM109
             return
         norm, mass = np.float64(0.0), np.float64(0.0)
-        for v in range(begin + tid, end, threads):
+        v = begin + tid
+        while v < end:
             key = key_of(v, at)
             if key != NONE:
                 if wants_norm:
                     norm += np.float64(exp(value_of(key) - value_of(head)))
                 if wants_mass:
                     mass += np.float64(weight_of(key, value_of(head), at.temperature))
+            v += threads
         norm = tree_sum(norm, sums)
         mass = tree_sum(mass, sums)
         if tid == 0:
@@ -137,8 +146,10 @@ def make_decide(threads, most_groups, capacity):
         want = min(max(limit, alternatives), LISTED)
         gathered, narrowed = 1, True
         if want > 1:
-            for g in range(tid, groups, threads):
+            g = tid
+            while g < groups:
                 top_keys[g] = heads[p * groups + g]
+                g += threads
             fill_and_sort(top_keys, groups)
             gathered, narrowed = gather(listed, want, groups, shift, heads, top_keys, thread_best, filled, at)
         elif tid == 0:
@@ -148,24 +159,32 @@ def make_decide(threads, most_groups, capacity):
         unlisted = top_k == 0 and not greedy and (narrowed or gathered > LISTED)
         cuda.syncthreads()
         top = value_of(listed[0])
-        for j in range(tid, limit, threads):
+        j = tid
+        while j < limit:
             weights[j] = F1 if greedy else weight_of(listed[j], top, temperature)
-        for c in range(tid, ALTERNATIVES, threads):
+            j += threads
+        c = tid
+        while c < ALTERNATIVES:
             removed_keys[c] = NONE
             removed[c] = F0
+            c += threads
         total, norm = np.float64(0.0), np.float64(0.0)
         if unlisted:
             total = sum_of_groups(masses, temperature, top, groups, heads, at, sums)
         if alternatives >= 0:
             norm = np.float64(top) + math.log(sum_of_groups(norms, F1, top, groups, heads, at, sums))
-        for j in range(tid, alternatives, threads):
+        j = tid
+        while j < alternatives:
             alt_ids[p * ALTERNATIVES + j] = token_of(listed[j]) if j < found else -1
             alt_logprobs[p * ALTERNATIVES + j] = (
                 np.float32(np.float64(value_of(listed[j])) - norm) if j < found else np.float32(-math.inf)
             )
+            j += threads
         if unlisted:  # what the kernels of the whole vocabulary begin with
-            for j in range(tid, limit, threads):
+            j = tid
+            while j < limit:
                 keys[p * KEYS + j] = listed[j]
+                j += threads
         cuda.syncthreads()
 
         if tid == 0:

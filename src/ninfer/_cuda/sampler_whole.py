@@ -133,8 +133,10 @@ def _listed(which, at, keys, notes, found):
     n = notes[NOTES * at.p + 1 + which]
     if n > CANDIDATES:
         return -1
-    for i in range(cuda.threadIdx.x, n, cuda.blockDim.x):
+    i = cuda.threadIdx.x
+    while i < n:
         found[i] = keys[KEYS * at.p + LISTED + ALTERNATIVES + i]
+        i += cuda.blockDim.x
     fill_and_sort(found, n)
     return n
 
@@ -143,10 +145,12 @@ def _listed(which, at, keys, notes, found):
 def _between(begin, end, top, at, sums):
     """Sum of the weights of the ids whose key is in ``[begin, end)``, ``begin`` > 0."""
     total = np.float64(0.0)
-    for v in range(cuda.threadIdx.x, at.V, cuda.blockDim.x):
+    v = cuda.threadIdx.x
+    while v < at.V:
         key = key_of(v, at)
         if begin <= key and key < end:
             total += np.float64(weight_of(key, top, at.temperature))
+        v += cuda.blockDim.x
     return tree_sum(total, sums)
 
 
@@ -162,10 +166,12 @@ def _search(goal, strict, removed_keys, removed, top, at, sums):
             continue
         for digit in range(16):
             digits[digit] = 0.0
-        for v in range(cuda.threadIdx.x, at.V, cuda.blockDim.x):
+        v = cuda.threadIdx.x
+        while v < at.V:
             key = key_of(v, at)
             if found <= key and key < end:
                 digits[(key >> np.uint64(shift)) & np.uint64(15)] += np.float64(weight_of(key, top, at.temperature))
+            v += cuda.blockDim.x
         digit, reached = 15, False
         while digit > 0 and not reached:
             total = above + tree_sum(digits[digit], sums)
@@ -199,7 +205,8 @@ def make_tally(threads):
         top, coarse = value_of(keys[KEYS * p]), BINS
         if which != COARSE:
             coarse, _, _ = _find(which, at, bins, facts[FACTS * p + 2], top, real[5 * at.b + 2], parts, place, ahead)
-        for v in range(cuda.blockIdx.x * threads + cuda.threadIdx.x, V, cuda.gridDim.x * threads):
+        v = cuda.blockIdx.x * threads + cuda.threadIdx.x
+        while v < V:
             key = key_of(v, at)
             if key != NONE:
                 outer, inner = _coarse(value_of(key), top, at.temperature)
@@ -207,6 +214,7 @@ def make_tally(threads):
                     atomic_add(bins, 3 * BINS * p + outer, _units(weight_of(key, top, at.temperature)))
                 elif outer == coarse:
                     atomic_add(bins, (3 * p + which) * BINS + inner, _left(key, top, at, keys, facts, notes))
+            v += cuda.gridDim.x * threads
 
     return tally
 
@@ -225,7 +233,8 @@ def make_collect(threads):
             return
         top = value_of(keys[KEYS * p])
         coarse, fine, _ = _find(which, at, bins, facts[FACTS * p + 2], top, real[5 * at.b + 2], parts, place, ahead)
-        for v in range(cuda.blockIdx.x * threads + cuda.threadIdx.x, V, cuda.gridDim.x * threads):
+        v = cuda.blockIdx.x * threads + cuda.threadIdx.x
+        while v < V:
             key = key_of(v, at)
             if key != NONE:
                 outer, inner = _coarse(value_of(key), top, at.temperature)
@@ -233,6 +242,7 @@ def make_collect(threads):
                     n = atomic_add(notes, NOTES * p + 1 + which, 1)
                     if n < CANDIDATES:
                         keys[KEYS * p + LISTED + ALTERNATIVES + n] = key
+            v += cuda.gridDim.x * threads
 
     return collect
 
@@ -261,12 +271,16 @@ def make_settle(threads):
         b, w, limit, top = at.b, p % W, notes[NOTES * p + 1], value_of(keys[KEYS * p])
         total, goal = facts[FACTS * p], facts[FACTS * p + 2]
         top_p, min_p = real[5 * b + 1], real[5 * b + 2]
-        for j in range(tid, limit, threads):
+        j = tid
+        while j < limit:
             listed[j] = keys[KEYS * p + j]
             weights[j] = weight_of(listed[j], top, at.temperature)
-        for c in range(tid, ALTERNATIVES, threads):
+            j += threads
+        c = tid
+        while c < ALTERNATIVES:
             removed_keys[c] = NONE
             removed[c] = F0
+            c += threads
         cuda.syncthreads()
 
         least, mass = np.uint64(1), total
@@ -338,10 +352,12 @@ def make_finish(threads):
                 key = found[j]
                 break
         if key == NONE:
-            for c in range(tid, ALTERNATIVES, threads):
+            c = tid
+            while c < ALTERNATIVES:
                 took = c < notes[NOTES * p + 4]
                 removed_keys[c] = keys[KEYS * p + LISTED + c] if took else NONE
                 removed[c] = np.float32(facts[FACTS * p + 3 + c]) if took else F0
+                c += threads
             cuda.syncthreads()
             key = _search(goal, True, removed_keys, removed, top, at, sums)
         if tid == 0:
