@@ -29,7 +29,7 @@ from model import build
 from model import config as geometry
 from safetensors.torch import save_file
 from torch.nn import functional as F
-from train import Document, batches, optimizer_for, rate_at, training_batches
+from train import Batch, Document, batches, optimizer_for, rate_at, training_batches
 
 from ninfer.artifact import Artifact, open_artifact
 from ninfer.convert.hf_config import SourceConfig
@@ -145,13 +145,13 @@ def drafts(companion, model, told: Told, anchors: torch.Tensor) -> torch.Tensor:
 # --- training ---------------------------------------------------------------------------------------------------
 
 
-def told(model, stream: Iterator[tuple[torch.Tensor, torch.Tensor]], options) -> Iterator[Told]:
+def told(model, stream: Iterator[Batch], device: str, repeats: int = 1) -> Iterator[Told]:
     """Every batch ``repeats`` times, with one pass of the model."""
     read = dflash.Features(model)
     for ids, weights in stream:
-        with torch.autocast(options.device, torch.bfloat16):
+        with torch.autocast(device, torch.bfloat16):
             features, likely = read(ids, tokens.VOCABULARY)
-        yield from [(ids, weights, features, likely)] * options.repeats
+        yield from [(ids, weights, features, likely)] * repeats
 
 
 def optimizers(companion: dflash.Companion, rate: float) -> list[torch.optim.Optimizer]:
@@ -200,7 +200,7 @@ def accepted(companion, model, documents: list[Document], options) -> dict[str, 
     """Over the last answers of documents, where these are what the model itself would have said: tokens per round, and
     the share of rounds that keep their first 1, 2, ... drafts."""
     counts = np.zeros(DRAFTS + 1, int)
-    for batch in told(model, batches(documents, options.batch_tokens, options.device), options):
+    for batch in told(model, batches(documents, options.batch_tokens, options.device), options.device):
         ids, weights, _, likely = batch
         every = torch.arange(ids.shape[1], device=ids.device).expand(len(ids), -1)
         right = [drafts(companion, model, batch, some) == behind(likely, some) for some in every.split(64, 1)]
@@ -260,10 +260,10 @@ def main() -> None:
         made.norm.weight.data.copy_(1 + model.model.norm.weight.data)
         companions[name] = made.to(options.device)
         print(f"{name}: {sum(p.numel() for p in made.parameters()):,} parameters", flush=True)
-    report: dict[str, object] = {"steps": fit(companions, model, told(model, stream, options), options)}
+    examples = told(model, stream, options.device, options.repeats)
+    report: dict[str, object] = {"steps": fit(companions, model, examples, options)}
     pool.terminate()
     save(companions, model, options.out)
-    options.repeats = 1
     for parameter in (p for c in companions.values() for p in c.parameters()):
         parameter.data.copy_(parameter.data.bfloat16())
     encode = partial(corpus.encode, tokenizer)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -101,6 +103,7 @@ def drafting(tiny):
     return tiny("dflash", "train_dflash")
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("chain", [False, True])
 def test_blocks_of_many_anchors_equal_each_of_them_alone(drafting, chain):
     """A block sees what is before its anchor, and itself: neither other blocks nor the text behind."""
@@ -108,8 +111,8 @@ def test_blocks_of_many_anchors_equal_each_of_them_alone(drafting, chain):
     for name, parameter in companion.named_parameters():
         torch.nn.init.normal_(parameter, float(name.endswith("norm.weight")), 0.2)
     taps, block = len(drafting.dflash.TAPS), drafting.dflash.BLOCK
-    features, embedded = torch.randn(2, 90, taps * 48), torch.randn(2, 5, block, 48)
-    anchors = torch.tensor([[3, 70, 8, 89, 8], [1, 2, 88, 40, 66]])
+    features, embedded = torch.randn(2, 90, taps * 48), torch.randn(2, 3, block, 48)
+    anchors = torch.tensor([[70, 8, 89], [1, 66, 2]])
     together = companion(features, embedded, anchors)
     for row in range(2):
         for i, anchor in enumerate(anchors[row].tolist()):
@@ -117,6 +120,7 @@ def test_blocks_of_many_anchors_equal_each_of_them_alone(drafting, chain):
             torch.testing.assert_close(together[row, i], companion(*one)[0, 0], rtol=1e-4, atol=1e-4)
 
 
+@torch.no_grad()
 def test_drafts_of_a_chain_are_chosen_one_behind_the_other(drafting):
     dflash, train = drafting.dflash, drafting.train_dflash
     H, V = 16, train.tokens.VOCABULARY
@@ -148,3 +152,24 @@ def test_drafts_of_a_chain_are_chosen_one_behind_the_other(drafting):
             }
             before = max(scores, key=scores.__getitem__)
             assert int(found[0, block, i]) == before
+
+
+def test_rounds_of_an_answer_begin_where_the_one_before_ended(drafting, monkeypatch):
+    """An answer of 20 tokens behind a question of 10, and drafts that are right but for some of every anchor's."""
+    train = drafting.train_dflash
+    ids, weights = torch.arange(32)[None], torch.full((1, 32), 0.05)
+    weights[0, 10:30] = 1
+    wrong = {10: 3, 13: 7, 14: 1, 21: 0}  # of an anchor, the place of its first wrong draft; elsewhere none is
+
+    def drafts(companion, model, batch, anchors):
+        made = anchors[..., None] + 1 + torch.arange(train.DRAFTS)
+        for i, anchor in enumerate(anchors[0].tolist()):
+            made[0, i, wrong.get(anchor, train.DRAFTS) :] = 99
+        return made
+
+    monkeypatch.setattr(train, "told", lambda *_: [(ids, weights, None, ids.clone())])
+    monkeypatch.setattr(train, "batches", lambda *_: None)
+    monkeypatch.setattr(train, "drafts", drafts)
+    found = train.accepted(None, None, None, SimpleNamespace(batch_tokens=0, device="cpu"))
+    # 10: three are kept, the fourth token is corrected; 14: one; 16: all seven; 24: five, the last of them ends it.
+    assert found == {"tokens per round": 5.0, "drafts kept": [1.0, 0.75, 0.75, 0.5, 0.5, 0.25, 0.25]}
