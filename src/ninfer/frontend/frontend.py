@@ -106,7 +106,7 @@ class Frontend:
 
     def output_session(self, prompt: PreparedPrompt, options: RequestOptions, *, max_tokens: int) -> OutputSession:
         """The session that reads this request's output. ``max_tokens`` >= 1: its output budget, forced tokens
-        included. A constraint is compiled here, on the calling thread, unless it is at hand.
+        included. Waits until its constraint is compiled, unless it is at hand.
 
         Raises InvalidRequest for stop ids outside the vocabulary, ConstraintError.
         """
