@@ -32,7 +32,7 @@ from ninfer import Delta, Engine, OutputConstraint, SamplingParams
 from ninfer.gateway.http import create_app
 
 TINY = Path(__file__).parents[1] / "tiny" / "tiny.ninfer"
-STREAMS, TOKENS = 8, 400
+STREAMS, TOKENS, ANSWERS = 8, 400, 10
 PATTERN = "[ab]{8000}"
 ASK = "What is 3 plus 4?"
 GREEDY = SamplingParams(temperature=0)
@@ -74,16 +74,20 @@ async def read_all(engine: Engine) -> None:
 
 CLIENT = """
 import json, selectors, socket, sys, time
-port, streams, tokens, body = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-data = body.replace("TOKENS", str(tokens)).encode()
+port, streams, tokens, answers = map(int, sys.argv[1:5])
+data = sys.argv[5].replace("TOKENS", str(tokens)).encode()
 lines = ["POST /v1/chat/completions HTTP/1.1", "host: x", "content-type: application/json"]
 head = "\\r\\n".join([*lines, f"content-length: {len(data)}", "", ""]).encode()
 waiting, firsts = selectors.DefaultSelector(), []
+
+def ask(one, left):
+    one.sendall(head + data)
+    return [b"", time.perf_counter(), None, left]
+
 for _ in range(streams):
     one = socket.create_connection(("127.0.0.1", port))
     one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    waiting.register(one, selectors.EVENT_READ, [b"", time.perf_counter(), None])
-    one.sendall(head + data)
+    waiting.register(one, selectors.EVENT_READ, ask(one, answers - 1))
 while waiting.get_map():
     for key, _ in waiting.select():
         state = key.data
@@ -92,14 +96,18 @@ while waiting.get_map():
             state[2] = time.perf_counter() - state[1]
         if b"[DONE]" in state[0][-64:]:
             firsts.append(state[2])
-            waiting.unregister(key.fileobj)
+            if state[3]:
+                waiting.modify(key.fileobj, selectors.EVENT_READ, ask(key.fileobj, state[3] - 1))
+            else:
+                waiting.unregister(key.fileobj)
         state[0] = state[0] if state[2] is None else state[0][-64:]
 print(json.dumps(firsts))
 """
 
 
-def ask(port: int, model: str, streams: int, tokens: int) -> list[float]:
-    """Stream answers over HTTP; seconds to the first token of each, as their client sees it."""
+def ask(port: int, model: str, streams: int, tokens: int, answers: int = 1) -> list[float]:
+    """Stream answers over HTTP, on each connection one after another; seconds to the first token of each, as their
+    client sees it."""
     body = {
         "model": model,
         "messages": [{"role": "user", "content": ASK}],
@@ -110,7 +118,7 @@ def ask(port: int, model: str, streams: int, tokens: int) -> list[float]:
     }
     text = json.dumps(body).replace('"TOKENS"', "TOKENS")
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", CLIENT, str(port), str(streams), str(tokens), text],
+        [sys.executable, "-I", "-S", "-c", CLIENT, *map(str, (port, streams, tokens, answers)), text],
         check=True, capture_output=True, text=True,
     )  # fmt: skip
     firsts: list[float] = json.loads(done.stdout)
@@ -132,6 +140,7 @@ def main() -> None:
     with Engine(arguments.artifact, max_concurrency=STREAMS, max_context=512, progress=False) as engine:
         loop = Loop()
         listening = socket.create_server(("127.0.0.1", 0))
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         port = listening.getsockname()[1]
         began = time.perf_counter()
         server = uvicorn.Server(uvicorn.Config(create_app(engine), log_config=None))
@@ -141,10 +150,10 @@ def main() -> None:
         print(f"start to ready            {time.perf_counter() - began:8.3f} s beside the opening of the engine")
 
         def asking() -> float:
-            return ask(port, engine.model_name, 1, 4)[0]
+            return statistics.median(ask(port, engine.model_name, 1, 4, ANSWERS))
 
         def inside() -> float:
-            return float(loop.run(read(engine, 4)))
+            return statistics.median(loop.run(read(engine, 4)) for _ in range(ANSWERS))
 
         _ = asking(), inside()
         http, own = medians(repeats, asking, inside)

@@ -72,6 +72,7 @@ def until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
 def serving(engine: Engine, drain: int = 5, **options: Any) -> Iterator[Server]:
     """A server over ``engine`` while the block runs. drain: seconds that running answers then get."""
     listening = socket.create_server(("127.0.0.1", 0))
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)  # a client that stalls is felt soon
     config = uvicorn.Config(create_app(engine, **options), log_config=None, timeout_graceful_shutdown=drain)
     server = uvicorn.Server(config)

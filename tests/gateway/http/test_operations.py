@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ninfer import Engine
 from ninfer.errors import InvalidRequest
+from ninfer.gateway.cli.serve import _listen
 from ninfer.gateway.http import ServerOptions, create_app
 
 CHAT = "/v1/chat/completions"
@@ -318,6 +319,15 @@ def test_the_command_serves_and_lets_answers_finish():
     finally:
         started.kill()
         started.stderr.close()
+
+
+def test_connections_send_at_once():
+    """Otherwise the second chunk of a stream waits for the first one to be confirmed, which takes 40 ms."""
+    with _listen("127.0.0.1", 0, 5.0) as listening, socket.create_connection(listening.getsockname()):
+        accepted, _ = listening.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 5000
 
 
 def test_a_port_in_use(server, capsys):

@@ -108,8 +108,8 @@ def serve(arguments: argparse.Namespace) -> int:
 
 
 def _listen(host: str, port: int, stall_timeout: float) -> socket.socket:
-    """A listening socket, opened before the model is, so that a port in use is known at once. Connections whose peer
-    takes nothing for ``stall_timeout`` seconds end."""
+    """A listening socket, opened before the model is, so that a port in use is known at once. Its connections send at
+    once what is written, and end when their peer takes nothing for ``stall_timeout`` seconds."""
     if not 0 <= port <= 65535:
         raise InvalidRequest(f"expected 0..65535, got {port}", field="port")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -117,6 +117,7 @@ def _listen(host: str, port: int, stall_timeout: float) -> socket.socket:
         listening = socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         raise OSError(error.errno, error.strerror, f"{host}:{port}") from None
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # event loops see to it for their own sockets only
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stall_timeout * 1000))
     return listening
