@@ -8,11 +8,13 @@ from __future__ import annotations
 import ctypes
 import math
 import sys
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from numba import cuda
+from numba.cuda.simulator.kernelapi import FakeCUDAShared
 
 from ninfer._cuda import sampler_kernels as kernels
 from ninfer._cuda import sampler_whole, sampling
@@ -26,6 +28,27 @@ DTYPES = {
     "f64": np.float64,
 }  # fmt: skip
 SURVEY_THREADS = 4
+
+_making = threading.Lock()
+
+
+def _shared_array(shared: Any, shape: int, dtype: Any) -> np.ndarray:
+    """The block's array of one line of code, first filled with what is wrong everywhere.
+
+    In place of the simulator's own, which asks whether there is one and then makes it: of two threads that come there
+    together, each could get an array to itself.
+    """
+    caller = sys._getframe(1)
+    place = caller.f_code, caller.f_lineno
+    with _making:
+        if place not in shared._allocations:
+            array = np.empty(shape, dtype)
+            array.view(np.uint8)[:] = 0xFF  # NaN; of keys, one that is broken
+            shared._allocations[place] = array
+        return shared._allocations[place]
+
+
+FakeCUDAShared.array = _shared_array
 
 
 def flat(buffer: CudaBuffer) -> np.ndarray:
