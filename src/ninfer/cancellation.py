@@ -20,8 +20,8 @@ POLL_SECONDS = 0.01
 class CancelScope:
     """What is done for one caller. Inside ``with scope:``, ``checkpoint`` raises once the scope is over.
 
-    It is over when any thread calls ``cancel``, when it is ``timeout`` seconds old, and when ``alive`` raises.
-    ``began`` and ``deadline`` are readings of ``clock``.
+    It is over when any thread calls ``cancel``, when it is ``timeout`` seconds old, when ``alive`` raises, and with the
+    scope it was entered in. ``began`` and ``deadline`` are readings of ``clock``.
     """
 
     def __init__(
@@ -36,7 +36,8 @@ class CancelScope:
         self.deadline = math.inf if timeout is None else self.began + timeout
         self._clock = clock
         self._alive = alive
-        self._outer: Token[CancelScope | None] | None = None
+        self._outer: CancelScope | None = None
+        self._entered: Token[CancelScope | None] | None = None
 
     def cancel(self) -> None:
         """The caller has left."""
@@ -49,14 +50,17 @@ class CancelScope:
         self._alive()
         if self._clock() >= self.deadline:
             raise DeadlineExceeded("the request's timeout has passed")
+        if self._outer is not None:
+            self._outer.check()
 
     def __enter__(self) -> CancelScope:
-        self._outer = _current.set(self)
+        self._outer = _current.get()
+        self._entered = _current.set(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._outer is not None
-        _current.reset(self._outer)
+        assert self._entered is not None
+        _current.reset(self._entered)
 
 
 _current: ContextVar[CancelScope | None] = ContextVar("ninfer.cancel_scope", default=None)

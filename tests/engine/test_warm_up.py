@@ -12,12 +12,13 @@ from fakes.prompts import ends_at
 import ninfer
 
 TINY = Path(__file__).parents[2] / "examples" / "tiny" / "tiny.ninfer"
+ADAPTIVE = {"spec": ninfer.SpecOptions("mtp", adaptive=True)}
 COUNTERS = ("launches", "uploads", "upload_bytes", "downloads", "download_bytes", "decode_device_ns", "decode_gaps",
             "decode_gap_ns", "prefill_tokens", "decode_rounds", "decode_tokens", "decode_bytes", "copied.d2h_bytes",
             "copied.h2d_bytes", "copied.d2d_bytes")  # fmt: skip
 
 
-@pytest.mark.parametrize("options", [{}, {"spec": "mtp"}, {"cache": ninfer.CacheOptions(enabled=False)}], ids=str)
+@pytest.mark.parametrize("options", [{}, ADAPTIVE, {"cache": ninfer.CacheOptions(enabled=False)}], ids=str)
 def test_every_statistic_is_as_at_the_start(options):
     with ninfer.Engine(TINY, max_context=256, progress=False, **options) as engine:
         start = engine.stats()

@@ -121,10 +121,8 @@ def test_ready_follows_the_warm_up_and_the_engine(monkeypatch, tiny):
     go, warm_up, start = threading.Event(), tiny.warm_up, tiny.stats()
     monkeypatch.setattr(tiny, "warm_up", lambda: go.wait(20) and warm_up())
     threading.Timer(0.3, go.set).start()
-    began = time.monotonic()
-    with serving(tiny) as server:
+    with serving(tiny) as server:  # returns when the server says ready
         assert go.is_set()
-        assert time.monotonic() - began > 0.2
         assert tiny.stats() == start
         for name in ("decode_rounds_total", "prefill_units_total", "decode_seconds_total"):
             assert sample(server, f"ninfer_engine_{name}") == 0
