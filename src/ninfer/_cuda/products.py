@@ -112,13 +112,13 @@ class Products:
             jobs += pack(*job.words(K, segment, end, ticket, block))
             segment, block, ticket = end, block + job.slices * job.blocks, ticket + job.tiles
         words = pack(
-            x, norm, sums, codes, eps, columns, K, result, len(plan.jobs), plan.warps, 0, scale,
+            x, norm, sums, codes, eps, columns, K, result, len(plan.jobs), plan.warps, plan.stages, scale,
             self.room.ptr + _OPERANDS, parts, self.tickets,
         )  # fmt: skip
         words += jobs.ljust(shares.MAX_JOBS * _JOB, b"\0")
         words += b"".join(table for table, _ in tables).ljust(shares.MAX_SEGMENTS * _SEGMENT, b"\0")
         most = next(most for most in (4, 8, 16) if columns <= most)
-        name, shared = f"stream_{most}", max(job.shared for job in plan.jobs)
+        name, shared = f"stream_{most}", max(job.room(plan.warps, plan.stages) for job in plan.jobs)
         own = NAMES[sizes[0][0]]
         symbol = name if len(sizes) > 1 or own == "FP32" else f"{name}_{own}"
         self._launch(name, symbol, block, 32 << plan.warps, words, shared)

@@ -13,9 +13,12 @@ COLUMNS = 16
 MAX_JOBS, MAX_SEGMENTS = 4, 20
 """Formats and segments of a launch."""
 
-STAGES = 3
 WARPS, FEW_WARPS = 4, 3
 """Of a block, as powers of two: the second where a warp would have few chunks."""
+
+STAGES, MOST_STAGES = 3, 6
+"""Chunks of a warp in shared memory: one is multiplied while the others are on their way. The most where warps are few:
+what is on its way before the columns are asked for delays them."""
 
 CHUNK_COLUMNS = (64, 64, 256, 256, 256, 128, 256, 128)
 CHUNK_BYTES = (2048, 4096, 2176, 2688, 3200, 2176, 2304, 2048)
@@ -45,6 +48,10 @@ class Job:
     shared: int
     run: int  # chunks of a block, at most
 
+    def room(self, warps: int, stages: int) -> int:
+        """Shared memory of a block of as many warps, a power of two, and chunks of each."""
+        return self.shared + (stages - STAGES) * (CHUNK_BYTES[self.format] << warps)
+
     def words(self, K: int, segment: int, end: int, ticket: int, block: int, height: int = 1) -> tuple[int, ...]:
         """A ``Job`` of ``kernels/products.cuh``, whose blocks work on ``height`` tiles at once."""
         width = CHUNK_COLUMNS[self.format]
@@ -61,6 +68,7 @@ class Job:
 class Plan:
     jobs: tuple[Job, ...]
     warps: int  # of a block, as a power of two
+    stages: int
 
 
 def plan(sizes: Sequence[tuple[int, int]], columns: int, K: int, blocks: int, limit: int) -> Plan | None:
@@ -71,7 +79,8 @@ def plan(sizes: Sequence[tuple[int, int]], columns: int, K: int, blocks: int, li
             continue
         if warps > FEW_WARPS and all(job.run < (_FEW[job.format in CODED] << warps) for job in jobs):
             continue
-        return Plan(jobs, warps)
+        fits = [s for s in range(STAGES, MOST_STAGES + 1) if all(job.room(warps, s) <= limit for job in jobs)]
+        return Plan(jobs, warps, STAGES if warps > FEW_WARPS else fits[-1])
     return None
 
 

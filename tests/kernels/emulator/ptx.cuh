@@ -110,6 +110,7 @@ DEVICE int atomic_add(int* p, int v) {
     return old;
 }
 DEVICE void release_successors() {}
+DEVICE void await_predecessors() {}
 DEVICE void after_predecessors() {}
 DEVICE int here(int v) { return v; }
 DEVICE void load_fresh(float (&v)[4], const float* p) {

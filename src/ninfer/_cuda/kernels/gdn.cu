@@ -151,11 +151,10 @@ struct Channel {
     }
 };
 
-// -- a few columns: everything in one launch, blocks (value heads, B) of 256 threads
-
+// A block of 256 threads a value head of a row.
+//
 // Latency is all: what is constant is loaded before the predecessors end, everything else at once after they did.
 template <bool VECTORS> DEVICE void few(const Gdn& a) {
-    release_successors();
     DYNAMIC_SHARED(shared);
     __shared__ int last;
     const int head = block_x(), b = block_y(), ratio = (int)(a.nv / a.nk), key = head / ratio, warp = thread() / 32, lane = thread() % 32;
@@ -169,19 +168,18 @@ template <bool VECTORS> DEVICE void few(const Gdn& a) {
     Channel mine[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) mine[i].load_weights(a, head, thread() + i * threads());
-    after_predecessors();
+    // So is the state, which was written before them; what they wrote is asked for at once when they have ended.
     const int width = a.width[b];
     const i64 read = a.read[b], write = a.write[b], token = (i64)b * W;
     const bool fresh = a.start[b] == 0, leads = head % ratio == 0;
+    State<VECTORS> state(room, dk, dv, warp, lane);
+    if (width > 0) state.load(fresh ? nullptr : state_of(a, read, head), dv);
+    after_predecessors();
     if (width <= 0) return;
-
-    // The few bytes that everything waits for first, then the state, on its way while the convolution runs.
 #pragma unroll
     for (int i = 0; i < 2; ++i) mine[i].load_inputs(a, b);
     const int own = minimum(thread(), width - 1);
     const u16 gate_a = a.gate_a[(token + own) * a.nv + head], gate_b = a.gate_b[(token + own) * a.nv + head];
-    State<VECTORS> state(room, dk, dv, warp, lane);
-    state.load(fresh ? nullptr : state_of(a, read, head), dv);
     if (thread() < width) {
         const float x = from_bf16(gate_a) + bias, g = -rate * (x > 20.0f ? x : log1pf(expf(x)));
         gates[2 * own] = expf(g);

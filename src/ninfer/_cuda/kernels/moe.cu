@@ -18,7 +18,6 @@ DEVICE u64 rank(float v, int id) {
 
 // A warp a token.
 KERNEL(route, Route, 128, 1) {
-    release_successors();
     after_predecessors();
     const int token = block_x() * 4 + thread() / 32, lane = thread() % 32;
     if (token >= a.tokens) return;
@@ -71,7 +70,6 @@ DEVICE void put_column(u8* x, const u16* from, int K, int padded, int own, int c
 KERNEL(experts_few_swiglu, Experts, 256, 1) {
     DYNAMIC_SHARED(shared);
     __shared__ float sums[FEW][32];
-    release_successors();
     after_predecessors();
     const int slot = block_y(), expert = a.ids[slot], warp = thread() / 32, lane = thread() % 32;
     const int K = (int)a.K, padded = (K + 127) / 128 * 128, begin = 16 * block_x(), left = (int)a.rows - begin;
@@ -100,7 +98,6 @@ KERNEL(experts_few_swiglu, Experts, 256, 1) {
 KERNEL(experts_few_down, Experts, 256, 1) {
     DYNAMIC_SHARED(shared);
     __shared__ float sums[FEW][32];
-    release_successors();
     after_predecessors();
     const int token = block_y(), warp = thread() / 32, lane = thread() % 32;
     const int K = (int)a.K, padded = (K + 127) / 128 * 128, begin = 32 * block_x(), left = (int)a.rows - begin;
@@ -136,7 +133,6 @@ KERNEL(experts_few_down, Experts, 256, 1) {
 // Many tokens: the slots of every expert, in any order (a slot's products do not depend on its neighbours). One block.
 KERNEL(experts_sort, Experts, 1024, 1) {
     DYNAMIC_SHARED(shared);
-    release_successors();
     after_predecessors();
     int* count = (int*)shared;  // [experts]
     for (int e = thread(); e < a.experts; e += threads()) count[e] = 0;
@@ -159,7 +155,6 @@ KERNEL(experts_sort, Experts, 1024, 1) {
 // blocks (row tiles, experts): 32 columns at a time of one expert's slots.
 template <bool SWIGLU_RESULT> DEVICE void experts_many(const Experts& a) {
     DYNAMIC_SHARED(shared);
-    release_successors();
     after_predecessors();
     const int expert = block_y(), warp = thread() / 32, lane = thread() % 32;
     const int K = (int)a.K, padded = (K + 127) / 128 * 128, height = SWIGLU_RESULT ? 16 : 32;
@@ -201,7 +196,6 @@ KERNEL(experts_many_down, Experts, 128, 2) { experts_many<false>(a); }
 
 // A block a token: x += the products of its slots, weighted, in slot order.
 KERNEL(experts_add, Experts, 256, 1) {
-    release_successors();
     after_predecessors();
     for (int i = thread(); i < a.rows; i += threads()) {
         float sum = 0;

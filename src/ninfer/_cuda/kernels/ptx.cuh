@@ -42,10 +42,16 @@ DEVICE void release_successors() {
 }
 
 // Waits for the kernels before this one in the stream; what comes first may overlap them, and must not touch their data.
-DEVICE void after_predecessors() {
+DEVICE void await_predecessors() {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+}
+
+// The same, and lets the next kernel in: not before, or its blocks take the places of this one's.
+DEVICE void after_predecessors() {
+    await_predecessors();
+    release_successors();
 }
 
 // The same value; what is computed from it stays where it is written, so a loop's addresses do not all take registers.

@@ -153,7 +153,6 @@ struct Operands {
 // One block a column: norm1(x, norm), or x, padded with zeros to a multiple of 128, in operand order and in fixed point.
 KERNEL(operands, Operands, 512, 1) {
     __shared__ float room[32];
-    release_successors();
     after_predecessors();
     const int K = (int)a.K;
     const u16* x = a.x + (i64)block_x() * K;
@@ -224,7 +223,6 @@ struct Panels {
 KERNEL(panels, Panels, 512, 1) {
     DYNAMIC_SHARED(shared);
     __shared__ float room[32];
-    release_successors();
     after_predecessors();
     const int K = (int)a.K, padded = (int)a.padded, column = block_x();
     const u16* x = a.x + (i64)column * K;

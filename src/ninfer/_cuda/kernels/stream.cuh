@@ -17,18 +17,40 @@ struct Columns {
 
 // One column of K elements, a multiple of 8, times 1 + norm. The norm's own factor is left to the end: squares[warp] add up
 // to its square.
-DEVICE void put_column(const Stream& a, const Columns& c, float* squares) {
-    const int K = (int)a.K, end = a.norm ? maximum(K, c.begin + c.size) : c.begin + c.size;
-    float square = 0;
+struct Column {
+    const u16 *x, *norm;
+    int K, k, end;
+    Word4 v, w;
+
+    DEVICE Column(const Stream& a, const Columns& c) : x(a.x), norm(a.norm), K((int)a.K) {
+        k = (norm ? 0 : c.begin) + 8 * thread(), end = norm ? maximum(K, c.begin + c.size) : c.begin + c.size;
+    }
+
+    DEVICE void ask() {
+        v = w = {0, 0, 0, 0};
+        if (k >= K) return;
+        v = *(const Word4*)(x + k);
+        if (norm) w = *(const Word4*)(norm + k);
+    }
+
+    // A thread's eights one after another: code that is run once takes as long to arrive as to run.
+    DEVICE void put(const Columns& c, float* squares) {
+        float square = 0;
 #pragma unroll 1
-    for (int first = a.norm ? 0 : c.begin; first < end; first += 8 * threads()) {
-        const int k = first + 8 * thread(), at = k - c.begin;
-        const bool inside = at >= 0 && at < c.size;
-        Word4 v = {0, 0, 0, 0}, w = {0, 0, 0, 0};
-        if (k < K) {
-            v = *(const Word4*)(a.x + k);
-            if (a.norm) w = *(const Word4*)(a.norm + k);
+        for (bool more = true; more;) {
+            const Word4 u = v, n = w;
+            const int at = k - c.begin;
+            k += 8 * threads();
+            more = k - 8 * thread() < end;
+            if (more) ask();
+            put8(c, at, u, n, square);
         }
+        square = sum_warp(square);
+        if (thread() % 32 == 0) squares[thread() / 32] = square;
+    }
+
+    DEVICE static void put8(const Columns& c, int at, Word4 v, Word4 w, float& square) {
+        const bool inside = at >= 0 && at < c.size;
         float f[8], g[8];
         unpack8(f, v), unpack8(g, w);
 #pragma unroll
@@ -36,7 +58,7 @@ DEVICE void put_column(const Stream& a, const Columns& c, float* squares) {
         v = {pack(f[0], f[1]), pack(f[2], f[3]), pack(f[4], f[5]), pack(f[6], f[7])};
         if (!c.coded) {
             if (inside) *(Word4*)(c.x + 2 * at) = operand_order(v);
-            continue;
+            return;
         }
         unpack8(f, v);
         u64 high, low;
@@ -47,13 +69,11 @@ DEVICE void put_column(const Stream& a, const Columns& c, float* squares) {
             if (at % 64 == 0) c.power[at / 64] = c.factor * scale;
         }
     }
-    square = sum_warp(square);
-    if (thread() % 32 == 0) squares[thread() / 32] = square;
-}
+};
 
-// Several columns, made ready before.
-DEVICE void put_columns(const Stream& a, const Columns& c) {
-    const int columns = (int)a.columns, padded = ((int)a.K + 127) / 128 * 128, warp = thread() / 32, lane = thread() % 32;
+// Several columns, made ready before: ask for them, and, when they are there, add their powers of two.
+DEVICE void ask_columns(const Stream& a, const Columns& c) {
+    const int columns = (int)a.columns, padded = ((int)a.K + 127) / 128 * 128;
     const int rows = c.coded ? 2 * columns : columns, element = c.coded ? 1 : 2;
     const u8* from = c.coded ? a.codes : (const u8*)a.x;
 #pragma unroll 1
@@ -62,12 +82,23 @@ DEVICE void put_columns(const Stream& a, const Columns& c) {
         for (int i = 16 * thread(); i < c.size * element; i += 16 * threads())
             copy16_if(c.x + row * c.stride + i, from + ((i64)row * padded + c.begin) * element + i, c.begin + i / element < padded);
     copies_commit();
-    if (c.coded)
+}
+
+DEVICE void put_powers(const Stream& a, const Columns& c) {
+    const int columns = (int)a.columns, padded = ((int)a.K + 127) / 128 * 128, groups = c.size / 64;
 #pragma unroll 1
-        for (int column = warp; column < columns; column += threads() / 32)
-            for (int i = lane; i < c.size / 64; i += 32)
-                c.power[column * (c.size / 64) + i] = c.begin + 64 * i < padded ? c.factor * a.sums[column * (padded / 64) + c.begin / 64 + i] : 0.0f;
-    copies_wait<0>();
+    for (int column = thread() / 32; column < columns; column += threads() / 32)
+        for (int i = thread() % 32; i < groups; i += 32)
+            c.power[column * groups + i] = c.begin + 64 * i < padded ? c.factor * a.sums[column * (padded / 64) + c.begin / 64 + i] : 0.0f;
+}
+
+// Returns when all but this thread's `pending` newest groups of copies have arrived; pending < 5.
+DEVICE void copies_wait(int pending) {
+    if (pending == 1) copies_wait<1>();
+    else if (pending == 2) copies_wait<2>();
+    else if (pending == 3) copies_wait<3>();
+    else if (pending == 4) copies_wait<4>();
+    else copies_wait<0>();
 }
 
 // A lane's part of what a warp copies: the next chunk of a tile.
@@ -136,12 +167,12 @@ template <int F, bool coded> struct PlacesOf { using type = CodePlaces<F>; };
 template <int F> struct PlacesOf<F, false> { using type = NoPlaces<F>; };
 
 // This block's part of `job`, whose rows are all of format F.
-template <int IT, int STAGES, int F> DEVICE void stream(const Stream& a, const Job& job, u8* shared, float* squares) {
+template <int IT, int F> DEVICE void stream(const Stream& a, const Job& job, u8* shared, float* squares) {
     using C = Chunk<F>;
     constexpr int NT = (IT + 1) / 2, width = C::columns, bytes = C::bytes;  // eights of columns; of a chunk
     constexpr bool coded = is_coded(F);
     const int warps = 1 << (int)a.warps, warp = from_lane(thread() / 32, 0), lane = thread() % 32, columns = (int)a.columns;
-    const int slices = (int)job.slices;
+    const int slices = (int)job.slices, stages = (int)a.stages, ring_bytes = here(stages * bytes);
     int block = block_x() - (int)job.block, slice = 0;
     if (slices > 1) slice = quotient(block, (int)job.blocks), block -= slice * (int)job.blocks;
     const int begin = slice * (int)job.slice, chunks = here((int)(slice + 1 == slices ? job.last : job.chunks));
@@ -150,28 +181,13 @@ template <int IT, int STAGES, int F> DEVICE void stream(const Stream& a, const J
     const int nbytes = (columns * (coded ? 2 * stride : stride) + 127) / 128 * 128;
     const Columns c{shared, (float*)(shared + nbytes), begin, size, stride, coded, code_factor(F)};
     Float4* heads = (Float4*)(shared + nbytes + (coded ? (size / 16 * columns + 127) / 128 * 128 : 0));  // [warps][NT][32]
-    u8* ring = (u8*)(heads + warps * NT * 32) + here(warp * STAGES * bytes);
+    u8* ring = (u8*)(heads + warps * NT * 32) + here(warp * stages * bytes);
 
     // this block's run of chunks, and in it this warp's
     const Runs blocks{(int)job.length, (int)job.longer};
     const int block_begin = blocks.begin(block) * quantum, block_end = blocks.begin(block + 1) * quantum;
     const Runs runs{block_end - block_begin >> (int)a.warps, block_end - block_begin & warps - 1};
     const int run_begin = here(block_begin + runs.begin(warp)), run_end = here(block_begin + runs.begin(warp + 1));
-
-    auto settle = [&](int tile, Sums<NT>& sums) {
-        int part = slice, parts = slices;
-        if (!job.whole) blocks.share(tile * chunks, chunks, block, part, parts);
-        if (!add_parts(a, sums, (int)job.ticket + tile, part, parts, lane)) return;
-        float factor = 1.0f;
-        if (a.norm) {
-            factor = 0;
-            for (int w = 0; w < warps; ++w) factor += squares[w];
-            factor = 1.0f / sqrtf(factor / (int)a.K + (float)a.eps);
-        }
-        Octet octet[2];
-        tile_octets(octet, a, (int)job.segment, (int)job.end, tile);
-        finish_tile<NT>(a, octet, sums, factor, lane, coded);
-    };
 
     Feed<F> feed(lane);
     int tile = quotient(run_begin, chunks), chunk = run_begin - tile * chunks, current = 0;
@@ -189,14 +205,41 @@ template <int IT, int STAGES, int F> DEVICE void stream(const Stream& a, const J
             if (++ahead_chunk == chunks) ahead_chunk = 0, ++ahead_tile;
         }
         copies_commit();
-        slot = slot == (STAGES - 1) * bytes ? 0 : slot + bytes;
+        slot += bytes;
+        if (slot == ring_bytes) slot = 0;
     };
+    // Weights do not depend on the kernels before this one, the columns do: these are asked for behind few weights, as they
+    // would wait for many, and before the rest.
+    Column single(a, c);
 #pragma unroll 1
-    for (int i = 1; i < STAGES; ++i) fetch();
-    after_predecessors();  // weights do not depend on the kernels before this one, the columns do
-    if (a.sums) put_columns(a, c);
-    else put_column(a, c, squares);
+    for (int i = 1;; ++i) {
+        if (i == 3) {
+            await_predecessors();
+            if (ahead >= run_end) release_successors();
+            if (a.sums) ask_columns(a, c);
+            else single.ask();
+        }
+        if (i >= stages) break;
+        fetch();
+    }
+    if (a.sums) copies_wait(stages - 3), put_powers(a, c);
+    else single.put(c, squares);
     sync();
+
+    float factor = 1.0f;
+    if (a.norm) {
+        factor = 0;
+        for (int w = 0; w < warps; ++w) factor += squares[w];
+        factor = inverse_root(factor * reciprocal((float)a.K) + (float)a.eps);
+    }
+    auto settle = [&](int tile, Sums<NT>& sums) {
+        int part = slice, parts = slices;
+        if (!job.whole) blocks.share(tile * chunks, chunks, block, part, parts);
+        if (!add_parts(a, sums, (int)job.ticket + tile, part, parts, lane)) return;
+        Octet octet[2];
+        tile_octets(octet, a, (int)job.segment, (int)job.end, tile);
+        finish_tile<NT, coded, IT>(a, octet, sums, factor, lane);
+    };
 
     const typename PlacesOf<F, coded>::type places(lane);
     constexpr int operands = coded ? IT : NT;
@@ -212,9 +255,10 @@ template <int IT, int STAGES, int F> DEVICE void stream(const Stream& a, const J
     sums.zero();
 #pragma unroll 1
     for (int i = run_begin; i < run_end; ++i) {
-        copies_wait<STAGES - 2>();
+        copies_wait(stages - 2);
         sync_warp();  // the chunk has arrived for all lanes, and all are done with the one before it
         fetch();
+        if (ahead == run_end) release_successors();  // their weights follow these
 
         const u8* own[operands];
         const float* powers[operands];
@@ -222,7 +266,8 @@ template <int IT, int STAGES, int F> DEVICE void stream(const Stream& a, const J
         for (int j = 0; j < operands; ++j) own[j] = column[j] + chunk * (coded ? width : 2 * width), powers[j] = power[j] + chunk * (width / 64);
         if constexpr (coded) multiply_codes<F, IT>(sums.v, ring + current, places, own, powers);
         else multiply_chunk<F, NT>(sums.v, ring + current, own, lane);
-        current = current == (STAGES - 1) * bytes ? 0 : current + bytes;
+        current += bytes;
+        if (current == ring_bytes) current = 0;
         if (++chunk == chunks) {
             if (tile * chunks >= run_begin) settle(tile, sums);
             else sums.store(heads + warp * NT * 32, lane);
@@ -245,7 +290,7 @@ template <int IT, int STAGES, int F> DEVICE void stream(const Stream& a, const J
 #pragma unroll 1
         for (int w = first; w <= last; ++w) {
             const bool head = block_begin + runs.begin(w + 1) >= (tile + 1) * chunks;
-            const Float4* part = head ? heads + w * NT * 32 : (Float4*)(ring + (w - warp) * STAGES * bytes);
+            const Float4* part = head ? heads + w * NT * 32 : (Float4*)(ring + (w - warp) * ring_bytes);
 #pragma unroll
             for (int n = 0; n < NT; ++n) sums.add(n, part[32 * n + lane]);
         }
@@ -254,18 +299,17 @@ template <int IT, int STAGES, int F> DEVICE void stream(const Stream& a, const J
 }
 
 // `KNOWN`: the format of all rows, or FORMATS.
-template <int IT, int STAGES, int KNOWN> DEVICE void stream_jobs(const Stream& a) {
+template <int IT, int KNOWN> DEVICE void stream_jobs(const Stream& a) {
     DYNAMIC_SHARED(shared);
     __shared__ float squares[16];
-    release_successors();
     int j = 0;
     while (j + 1 < a.jobs && block_x() >= a.job[j + 1].block) ++j;
     const Job& job = a.job[j];
-    with_known_format<KNOWN>((int)job.format, [&](auto f) { stream<IT, STAGES, f.value>(a, job, shared, squares); });
+    with_known_format<KNOWN>((int)job.format, [&](auto f) { stream<IT, f.value>(a, job, shared, squares); });
 }
 
 #define STREAM(columns, name, known) \
-    KERNEL(stream_##columns##name, Stream, 512, 1) { stream_jobs<columns / 4, 3, known>(a); }
+    KERNEL(stream_##columns##name, Stream, 512, 1) { stream_jobs<columns / 4, known>(a); }
 // A kernel for launches of one format each is smaller than the one for all.
 #define STREAMS(columns)          \
     STREAM(columns, , FORMATS)    \

@@ -64,9 +64,10 @@ template <int NT> DEVICE bool add_parts(const Stream& a, Sums<NT>& sums, int tic
     return true;
 }
 
-// Put the sums of a tile, times factor, where they belong. Sums over codes are of columns 4 apart, see codes.cuh.
-template <int NT>
-DEVICE void finish_tile(const Stream& a, const Octet (&octet)[2], const Sums<NT>& sums, float factor, int lane, bool coded = false) {
+// Put the sums of a tile, times factor, where they belong. Sums over codes are of columns 4 apart, IT times 4 of them (see
+// codes.cuh).
+template <int NT, bool coded = false, int IT = 2 * NT>
+DEVICE void finish_tile(const Stream& a, const Octet (&octet)[2], const Sums<NT>& sums, float factor, int lane) {
     const int g = lane / 4, halves = a.result == SWIGLU ? 1 : 2;
     const Segment& s = a.segment[octet[0].segment];
     const float upper = factor * row_factor(s, octet[0].row + minimum(g, octet[0].count - 1));
@@ -76,7 +77,7 @@ DEVICE void finish_tile(const Stream& a, const Octet (&octet)[2], const Sums<NT>
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const int column = 8 * n + (coded ? lane % 4 + 4 * i : lane % 4 * 2 + i);
-            if (column >= a.columns) continue;
+            if (coded && 2 * n + i >= IT || column >= a.columns) continue;
             float sum[2] = {upper * sums.v[n][i], lower * sums.v[n][2 + i]};
             if (a.result == SWIGLU) sum[0] = silu(sum[0]) * sum[1];
 #pragma unroll

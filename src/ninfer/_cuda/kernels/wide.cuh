@@ -140,7 +140,6 @@ template <int N8> DEVICE void finish_wide(const Stream& a, const Octet (&octet)[
 
 template <int N8> DEVICE void wide(const Stream& a) {
     DYNAMIC_SHARED(shared);
-    release_successors();
     int j = 0;
     while (j + 1 < a.jobs && block_x() >= a.job[j + 1].block) ++j;
     const Job& job = a.job[j];
