@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
 import socket
 import struct
 import threading
@@ -256,6 +258,35 @@ def test_a_server_told_to_end_waits_for_no_compilation(engine, held):
     assert not held.go.is_set()
     client.close()
     with serving(engine) as server:
+        assert works(server)
+
+
+def test_clients_that_leave_at_any_moment(engine):
+    """Each after a time of its own, in whatever phase that finds its request; some share a constraint."""
+    with serving(engine) as server:
+
+        def client(seed):
+            draw = random.Random(seed)
+            for _ in range(5):
+                form = {"regex": f"([a-z]{{1,{draw.randrange(20, 24)}}}[0-9]-?){{1,40}}"}
+                text = "Tell me. " * draw.choice([1, 50, 5000])
+                body = {**ASK, "messages": [{"role": "user", "content": text}], "max_tokens": 200}
+                form = {"structured_outputs": form} if draw.random() < 0.7 else {}
+                with connect(server, request(CHAT, {**body, **form, "stream": draw.random() < 0.5})) as leaving:
+                    leaving.settimeout(draw.choice([0.001, 0.01, 0.03, 0.1]))
+                    with contextlib.suppress(OSError):
+                        leaving.recv(4096)
+                    hang_up(leaving, draw.choice(["close", "reset", "half"]))
+
+        threads = [threading.Thread(target=client, args=(seed,)) for seed in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert until(lambda: server.app_connections() <= 1)  # that of the test's own client
+        assert server.idle()
+        assert until(lambda: running(server) == 0)
+        assert 0 < outcomes(server)["cancelled"] <= sum(outcomes(server).values()) <= 30
         assert works(server)
 
 
