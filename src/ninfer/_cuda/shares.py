@@ -27,8 +27,8 @@ CHUNK_BYTES = (2048, 4096, 2176, 2688, 3200, 2176, 2304, 2048)
 CODED = range(2, 6)
 """Formats of integer codes, which meet few columns in fixed point (``kernels/codes.cuh``)."""
 
-_FEW = (6, 3)
-"""Chunks of a warp that are few: read as they are, or decoded with more work."""
+_FEW = 6
+"""Chunks of a warp that are few."""
 
 _SHARING, _PART = 30.0, 2.0
 """What it costs to add up a tile that blocks share, and each of its parts, in chunks a block could have read."""
@@ -77,7 +77,7 @@ def plan(sizes: Sequence[tuple[int, int]], columns: int, K: int, blocks: int, li
         jobs = _jobs(sizes, columns, K, blocks, limit, 1 << warps)
         if jobs is None:
             continue
-        if warps > FEW_WARPS and all(job.run < (_FEW[job.format in CODED] << warps) for job in jobs):
+        if warps > FEW_WARPS and all(job.run < _FEW << warps for job in jobs):
             continue
         fits = [s for s in range(STAGES, MOST_STAGES + 1) if all(job.room(warps, s) <= limit for job in jobs)]
         return Plan(jobs, warps, STAGES if warps > FEW_WARPS else fits[-1])
