@@ -9,8 +9,8 @@ Steps, their order and the random numbers are those of ``Ops.sample`` and ``Ops.
 fp32 in candidate order, the rest in float64 in a fixed order, so results do not depend on the batch.
 
 Kernels take addresses as flat arrays. Strides are ``while`` loops, because a range with a step begins with a 64-bit
-division, and one block runs no faster than its instructions come in. Block sizes are parameters of the functions that make them, so that they also run
-under Numba's CUDA simulator.
+division, and one block runs no faster than its instructions come in. Block sizes are parameters of the functions that
+make them, so that they also run under Numba's CUDA simulator.
 """
 
 from __future__ import annotations
