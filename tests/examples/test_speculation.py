@@ -172,8 +172,8 @@ CASES = {
 }
 COVER = [
     ("mtp", "choice", {"temperature": 1.5, "top_k": 20, "top_p": 0.9}), ("mtp", "schema", {"temperature": 3.0}),
-    ("dflash", "choice", {"temperature": 3.0, "top_k": 0}), ("dflash", "grammar", {"temperature": 1.5}),
-    ("dflash", "schema", {"temperature": 2.0, "top_k": 64, "presence_penalty": 0.5}),
+    ("dflash", "choice", {"temperature": 3.0, "top_k": 0}), ("dflash2", "grammar", {"temperature": 1.5}),
+    ("dflash2", "schema", {"temperature": 2.0, "top_k": 64, "presence_penalty": 0.5}),
 ]  # fmt: skip
 """Backends, kinds of constraints, temperatures and truncations that the cases below leave out."""
 
@@ -232,7 +232,7 @@ def test_rows_that_are_cancelled_leave_the_others_alone(plain, drafting, tiny):
     assert drafting.stats().active == 0
 
 
-@pytest.fixture(scope="module", params=["mtp", "dflash"])
+@pytest.fixture(scope="module", params=["mtp", "dflash2"])
 def adapting(request) -> Iterator[ninfer.Engine]:
     """Where a draft is dear, so that requests change their minds often."""
     window = SpecOptions(request.param).window
@@ -279,12 +279,12 @@ def test_rounds_that_adapt_do_not_depend_on_company(adapting, tiny):
         assert (other.token_ids, other.speculation) == (one.token_ids, one.speculation)
 
 
-@pytest.mark.parametrize("adapting", ["mtp"], indirect=True)
+@pytest.mark.parametrize("adapting", ["dflash2"], indirect=True)
 def test_rounds_that_adapt_keep_the_distribution(plain, adapting):
     check_distribution(plain, adapting, 150, "regex", {"temperature": 2.0, "top_k": 20})
 
 
-@pytest.mark.parametrize("backend", ["mtp", "dflash"])
+@pytest.mark.parametrize("backend", ["mtp", "dflash2"])
 def test_a_device_with_few_recorded_widths(plain, tiny, backend):
     """Rounds run in the next wider recording, and everything happens later than it was asked for."""
     chats, options = conversations(tiny, 6), {"max_tokens": 40, "sampling": GREEDY}
