@@ -29,14 +29,14 @@ def test_only_its_tokens_are_drafted(backend):
     for choice in (None, False):
         with opened(SpecOptions(backend, proposal_head=choice)) as engine:
             units = engine._core._worker._program._units
-            results, seen = units.results, drafted.setdefault(choice, set())
+            bring, seen = units.drafts, drafted.setdefault(choice, set())
 
-            def spy(decode, results=results, seen=seen):
-                out = results(decode)
-                seen.update(out.fields["drafts"].tolist())
-                return out
+            def spy(B, ahead, bring=bring, seen=seen):
+                found = bring(B, ahead)
+                seen.update(token for row in found for token in row)
+                return found
 
-            units.results = spy
+            units.drafts = spy
             for one, other in zip(want, engine.generate(["one two three", "four"], max_tokens=40, sampling=GREEDY)):
                 assert other.token_ids == one.token_ids
             hot = engine.generate("five", max_tokens=20, sampling=SamplingParams(temperature=5.0, seed=1))
