@@ -65,6 +65,44 @@ def test_decisions_of_the_host(lab: Lab, reference: Lab, rng: np.random.Generato
     assert different <= 1
 
 
+def uniform(seed: np.ndarray, index: int, purpose: int) -> float:
+    """Word 0 of Philox4x32-10 at counter (index, purpose, 0) under the key ``seed``, its upper 24 bits in [0, 1)."""
+    x, key, full = [index & 0xFFFFFFFF, index >> 32, purpose, 0], [int(k) for k in seed], 0xFFFFFFFF
+    for _ in range(10):
+        a, b = 0xD2511F53 * x[0], 0xCD9E8D57 * x[2]
+        x = [(b >> 32) ^ x[1] ^ key[0], b & full, (a >> 32) ^ x[3] ^ key[1], a & full]
+        key = [(key[0] + 0x9E3779B9) & full, (key[1] + 0xBB67AE85) & full]
+    return (x[0] >> 8) / 2**24
+
+
+@pytest.mark.parametrize("spread", [0.02, 1.0, 3.0])
+def test_draws_from_everything_are_the_quantile(lab: Lab, rng: np.random.Generator, spread: float) -> None:
+    """In float64, of the ids in order: the draw is the one at which their weights reach its random number's share. A
+    weight that is off in its last bit may move the cut and the draw to the next."""
+    shapes = [
+        PLAIN, PLAIN | {"temperature": 2.0}, PLAIN | {"top_p": 0.9}, PLAIN | {"temperature": 3.0, "top_p": 0.5},
+        PLAIN | {"min_p": 0.2}, PLAIN | {"temperature": 1.5, "min_p": 0.05, "top_p": 0.97},
+    ]  # fmt: skip
+    B, V = len(shapes), VOCABULARY
+    logits = rng.normal(0, spread, (B, 1, V)).astype(np.float32)
+    made = Case(
+        logits, shapes, np.zeros((B, V)), seed=rng.integers(0, 2**32, (B, 2)), index=rng.integers(0, 10**6, (B, 1)),
+        lanes=list(range(B)),
+    )  # fmt: skip
+    drawn, again = run(lab, made).token[:, 0], run(lab, made).token[:, 0]
+    np.testing.assert_array_equal(drawn, again)
+    for b, shape in enumerate(shapes):
+        order = np.lexsort((np.arange(V), -logits[b, 0]))
+        z = logits[b, 0, order].astype(np.float64)
+        weights = np.exp((z - z[0]) / shape["temperature"])
+        before = np.cumsum(weights) - weights
+        cut = (weights < shape["min_p"]) | ((before >= shape["top_p"] * weights.sum()) & (shape["top_p"] < 1))
+        kept = weights[: np.argmax(cut) if cut.any() else V]
+        share = uniform(made.seed[b], int(made.index[b, 0]), made.purpose) * kept.sum()
+        expected = int(np.searchsorted(np.cumsum(kept), share, side="right"))
+        assert abs(int(np.flatnonzero(order == drawn[b])[0]) - expected) <= 2, (shape, expected)
+
+
 def test_equal_logits_over_the_whole_vocabulary(lab: Lab, reference: Lab) -> None:
     logits = np.zeros((8, 1, VOCABULARY), np.float32)
     made = Case(logits, PARAMETERS, np.zeros((1, VOCABULARY)), index=np.arange(8)[:, None], alternatives=5)
