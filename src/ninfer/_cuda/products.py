@@ -169,8 +169,10 @@ class Products:
         padded = -(-K // 256) * 256
         if 2 * padded * plan.columns > _OPERANDS:
             raise InvariantError(f"{columns} columns of {K} exceed the workspace")
-        words = pack(x, norm, self.room, eps, K, padded, plan.columns)
-        self._launch("rows", "panels", columns, min(512, padded // 8), words, 2 * padded)
+        width = padded if norm is not None else min(padded, 2048)
+        words = pack(x, norm, self.room, eps, K, padded, plan.columns, width)
+        grid, shared = (columns, -(-padded // width)), 2 * width * (1 + (norm is not None))
+        self._launch("rows", "panels", grid, min(512, width // 8), words, shared)
         jobs, segment, block, ticket = b"", 0, 0, 0
         for job, table in zip(plan.jobs, tables, strict=True):
             end = segment + len(table) // _SEGMENT

@@ -208,27 +208,38 @@ DEVICE void panel_commit() { asm volatile("wgmma.commit_group.sync.aligned;" :::
 // All but the `pending` newest batches are done.
 template <int pending> DEVICE void panel_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory"); }
 
-// One thread: `arrived` will take turns, each of one panel_fetch.
-DEVICE void panel_expect(u64* arrived) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\tfence.proxy.async.shared::cta;" ::"r"(shared_address(arrived)) : "memory");
+// A place for b takes turns: filled by one panel_fetch, then left by all `warps`. One thread begins.
+struct Panel {
+    u64 arrived, left;
+};
+DEVICE void panel_expect(Panel* p, int warps) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\tmbarrier.init.shared::cta.b64 [%1], %2;\n\tfence.proxy.async.shared::cta;" ::"r"(
+                     shared_address(&p->arrived)),
+                 "r"(shared_address(&p->left)), "r"(warps)
+                 : "memory");
 }
-// Called by all threads: start copying; addresses and size are multiples of 16.
-DEVICE void panel_fetch(void* dst, const void* src, int size, u64* arrived) {
-    if (thread() == 0)
-        asm volatile(
-            "{\n\t.reg .b64 state;\n\tmbarrier.arrive.expect_tx.shared::cta.b64 state, [%2], %3;\n\t"
-            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %3, [%2];\n\t}" ::"r"(shared_address(dst)),
-            "l"(src), "r"(shared_address(arrived)), "r"(size)
-            : "memory");
-}
-// The copy of turn 2n (odd 0) or 2n + 1 is there.
-DEVICE void panel_arrived(u64* arrived, int odd) {
+DEVICE void await_turn(u64* barrier, int odd) {
     u32 done;
     do asm volatile("{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\tselp.u32 %0, 1, 0, p;\n\t}"
                     : "=r"(done)
-                    : "r"(shared_address(arrived)), "r"(odd)
+                    : "r"(shared_address(barrier)), "r"(odd)
                     : "memory");
     while (!done);
+}
+// Called by all threads: start copying for a turn, when the one before it is over; addresses and size are multiples of 16.
+DEVICE void panel_fetch(void* dst, const void* src, int size, Panel* p, int turn) {
+    if (thread() == 0) {
+        if (turn > 0) await_turn(&p->left, turn - 1 & 1);
+        asm volatile(
+            "{\n\t.reg .b64 state;\n\tmbarrier.arrive.expect_tx.shared::cta.b64 state, [%2], %3;\n\t"
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %3, [%2];\n\t}" ::"r"(shared_address(dst)),
+            "l"(src), "r"(shared_address(&p->arrived)), "r"(size)
+            : "memory");
+    }
+}
+DEVICE void panel_arrived(Panel* p, int turn) { await_turn(&p->arrived, turn & 1); }
+DEVICE void panel_leave(Panel* p) {
+    if (thread() % 32 == 0) asm volatile("{\n\t.reg .b64 state;\n\tmbarrier.arrive.shared::cta.b64 state, [%0];\n\t}" ::"r"(shared_address(&p->left)) : "memory");
 }
 #define C4(n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
 #define C16(n) C4(n), C4(n + 1), C4(n + 2), C4(n + 3)

@@ -216,35 +216,39 @@ struct Panels {
     const u16* norm;
     u16* out;  // [padded / 8][room][8]
     double eps;
-    i64 K, padded, room;
+    i64 K, padded, room, width;
 };
 
-// One block a column: norm1(x, norm), or x, padded with zeros, in the order that wide.cuh takes columns in.
+// Blocks (columns, parts of `width`, a multiple of 64): norm1(x, norm), or x, padded with zeros, in the order that wide.cuh
+// takes columns in. A norm needs the whole column, so then there is one part.
 KERNEL(panels, Panels, 512, 1) {
     DYNAMIC_SHARED(shared);
     __shared__ float room[32];
     after_predecessors();
-    const int K = (int)a.K, padded = (int)a.padded, column = block_x();
+    const int K = (int)a.K, column = block_x(), begin = block_y() * (int)a.width, end = minimum(begin + (int)a.width, (int)a.padded);
     const u16* x = a.x + (i64)column * K;
-    u16* own = (u16*)shared;  // [padded]
-    float inverse = 1.0f;
-    if (a.norm) {
-        float square = 0;
-        for (int k = 8 * thread(); k < K; k += 8 * threads()) {
-            float f[8];
-            unpack8(f, load8(x, k, K, K % 8 == 0));
+    u16* own = (u16*)shared;  // [width], and then the norm's
+    float square = 0;
+#pragma unroll 2
+    for (int k = begin + 8 * thread(); k < end; k += 8 * threads()) {
+        const Word4 v = load8(x, k, K, K % 8 == 0);
+        *(Word4*)(own + k - begin) = v;
+        if (a.norm) *(Word4*)(own + a.width + k) = load8(a.norm, k, K, K % 8 == 0);
+        float f[8];
+        unpack8(f, v);
 #pragma unroll
-            for (int i = 0; i < 8; ++i) square += f[i] * f[i];
-        }
-        inverse = 1.0f / sqrtf(sum_block(square, room) / K + (float)a.eps);
+        for (int i = 0; i < 8; ++i) square += f[i] * f[i];
     }
-    for (int k = 8 * thread(); k < padded; k += 8 * threads()) *(Word4*)(own + k) = normed8(x, a.norm, k, K, inverse);
+    if (a.norm) {
+        const float inverse = 1.0f / sqrtf(sum_block(square, room) / K + (float)a.eps);
+        for (int k = 8 * thread(); k < end; k += 8 * threads()) *(Word4*)(own + k) = normed8(own, own + a.width, k, end, inverse);
+    }
     sync();
-    for (int i = thread(); i < padded / 8; i += threads()) {
+    for (int i = thread(); i < (end - begin) / 8; i += threads()) {
         const u16* from = own + i / 8 * 64 + i % 8 / 4 * 8 + i % 4;  // an eight of a lane, a pair of it
         u32 v[4];
 #pragma unroll
         for (int t = 0; t < 4; ++t) v[t] = from[16 * t] | (u32)from[16 * t + 4] << 16;
-        *(Word4*)(a.out + (i * a.room + column) * 8) = {v[0], v[1], v[2], v[3]};
+        *(Word4*)(a.out + ((begin / 8 + i) * a.room + column) * 8) = {v[0], v[1], v[2], v[3]};
     }
 }

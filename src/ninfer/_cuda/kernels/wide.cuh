@@ -11,11 +11,14 @@
 DEVICE void panel_begin() {}
 DEVICE void panel_commit() {}
 template <int pending> DEVICE void panel_wait() {}
-DEVICE void panel_expect(u64*) {}
-DEVICE void panel_fetch(u8* dst, const u8* src, int size, u64*) {
+struct Panel {};
+DEVICE void panel_expect(Panel*, int) {}
+DEVICE void panel_fetch(u8* dst, const u8* src, int size, Panel*, int) {
     for (int i = 16 * thread(); i < size; i += 16 * threads()) copy16_if(dst + i, src + i, true);
 }
-DEVICE void panel_arrived(u64*, int) {}
+// Each warp has waited for its own copies; and all have left the turn before this one.
+DEVICE void panel_arrived(Panel*, int) { sync(); }
+DEVICE void panel_leave(Panel*) {}
 template <int N8> DEVICE void panel_mma(float (&c)[N8][4], u32 a0, u32 a1, u32 a2, u32 a3, const u8* b) {
     const u8* own = b + 4 * (thread() % 32);  // column lane/4, elements 2*(lane%4) and + 1
 #pragma unroll
@@ -146,87 +149,102 @@ template <int N8> DEVICE void wide(const Stream& a) {
     const int warps = threads() / 32, warp = from_lane(thread() / 32, 0), lane = thread() % 32;
     const int format = (int)job.format, bytes = (int)job.stage, stages = (int)a.stages, chunks = (int)job.chunks;
     const int room = (int)job.width * 16 * N8;
-    u64* arrived = (u64*)shared;  // [stages]
-    u8* x = shared + 128;         // [stages][width / 8][8 N8 columns][8] bf16
+    Panel* panel = (Panel*)shared;  // [stages]
+    u8* x = shared + 128;           // [stages][width / 8][8 N8 columns][8] bf16
     u8* ring = x + stages * room + warp * stages * bytes;
 
     const Runs blocks{(int)job.length, (int)job.longer};
     const int block = block_x() - (int)job.block, begin = blocks.begin(block), end = blocks.begin(block + 1);
-    int tile = quotient(begin, chunks), i = begin, current = 0, odd = 0;
-    int ahead = begin, ahead_tile = tile, ahead_chunk = begin - tile * chunks, slot = 0;
+    const int first = quotient(begin, chunks), last = quotient(end - 1, chunks);
+    int i = begin, current = 0, turn = 0, next = begin - first * chunks;  // next: chunk to fetch, of its tile
     Source source;
     Sums<N8> sums;
     if (thread() == 0)
 #pragma unroll 1
-        for (int s = 0; s < stages; ++s) panel_expect(arrived + s);
-    auto fetch = [&](auto f) {  // the next chunk of this warp's rows, and its columns for all warps
+        for (int s = 0; s < stages; ++s) panel_expect(panel + s, warps);
+    // chunk `ahead`: of this warp's rows, then of the columns for all warps
+    auto fetch_rows = [&](auto f, int ahead, int slot) {
+        if (ahead >= end) return;
+        if (ahead == begin || next == 0) {
+            Octet octet[2];
+            tile_octets(octet, a, (int)job.segment, (int)job.end, minimum(quotient(ahead, chunks) * warps + warp, (int)job.tiles - 1));
+            source.enter<f.value>(a, octet, next, lane);
+        }
+        source.copy<f.value>(ring + slot * bytes, lane);
+    };
+    auto fetch_columns = [&](int ahead, int slot, int turn) {
         if (ahead < end) {
-            if (ahead == begin || ahead_chunk == 0) {
-                Octet octet[2];
-                tile_octets(octet, a, (int)job.segment, (int)job.end, minimum(ahead_tile * warps + warp, (int)job.tiles - 1));
-                source.enter<f.value>(a, octet, ahead_chunk, lane);
-            }
-            source.copy<f.value>(ring + slot * bytes, lane);
-            if (ahead == begin) after_predecessors();  // weights do not depend on the kernels before this one
-            panel_fetch(x + slot * room, (const u8*)a.x + (i64)ahead_chunk * room, room, arrived + slot);
-            ++ahead;
-            if (++ahead_chunk == chunks) ahead_chunk = 0, ++ahead_tile;
+            panel_fetch(x + slot * room, (const u8*)a.x + (i64)next * room, room, panel + slot, turn);
+            if (++next == chunks) next = 0;
         }
         copies_commit();
-        slot = slot + 1 == stages ? 0 : slot + 1;
     };
     with_format(format, [&](auto f) {
-        if constexpr (f.value != FP32)
+        if constexpr (f.value != FP32) {
 #pragma unroll 1
-            for (int s = 1; s < stages; ++s) fetch(f);
-    });
-#pragma unroll 1
-    for (; i < end; ++tile) {
-        sums.zero();
-        const int stop = minimum(end, (tile + 1) * chunks);
-        u8* stage = ring;
-        with_format(format, [&](auto f) {
-            constexpr int F = f.value, groups = Chunk<F>::groups;
-            if constexpr (F != FP32) {
-                Operand operand[2];
-#pragma unroll 1
-                for (; i < stop; ++i) {
-                    if (stages > 2) copies_wait<1>();
-                    else copies_wait<0>();
-                    sync_warp();
-                    stage = ring + current * bytes;
-                    u64 scales[2] = {0, 0};
-                    if constexpr (Traits<F>::scaled)
-#pragma unroll
-                        for (int h = 0; h < 2; ++h) scales[h] = *(const u64*)(stage + Chunk<F>::scale_offset + 8 * (8 * h + lane / 4));
-                    operand[0].decode<F>(stage, scales, 0, lane);
-                    sync();  // all are done with the chunk before, whose place the next one takes
-                    panel_arrived(arrived + current, odd);
-                    const u8* columns = x + current * room;
-                    operand[0].multiply<N8>(sums.v, columns);
-                    fetch(f);
-#pragma unroll
-                    for (int u = 1; u < groups; ++u) {
-                        operand[u & 1].decode<F>(stage, scales, u, lane);
-                        panel_wait<0>();
-                        operand[u & 1].multiply<N8>(sums.v, columns + u * (1024 * N8));
-                    }
-                    panel_wait<0>();
-                    if (++current == stages) current = 0, odd ^= 1;
-                }
+            for (int s = 0; s < stages - 1; ++s) {
+                fetch_rows(f, begin + s, s);
+                if (s == 0) after_predecessors();  // weights do not depend on the kernels before this one
+                fetch_columns(begin + s, s, 0);
             }
-        });
-        const int own = tile * warps + warp;
-        if (own >= job.tiles) continue;
+        }
+    });
+    // tile after tile; then what others share of the first and the last
+#pragma unroll 1
+    for (int step = first; step <= last + 2; ++step) {
+        const bool shared_tile = step > last;
+        const int tile = step <= last ? step : step == last + 1 ? first : last, own = tile * warps + warp;
+        if (step == last + 2 && first == last) break;
         int part, parts;
         blocks.share(tile * chunks, chunks, block, part, parts);
+        u8* stage = ring;
+        if (!shared_tile) {
+            sums.zero();
+            const int stop = minimum(end, (tile + 1) * chunks);
+            with_format(format, [&](auto f) {
+                constexpr int F = f.value, groups = Chunk<F>::groups;
+                if constexpr (F != FP32) {
+                    Operand operand[2];
+#pragma unroll 1
+                    for (; i < stop; ++i) {
+                        if (stages > 2) copies_wait<1>();
+                        else copies_wait<0>();
+                        sync_warp();
+                        stage = ring + current * bytes;
+                        u64 scales[2] = {0, 0};
+                        if constexpr (Traits<F>::scaled)
+#pragma unroll
+                            for (int h = 0; h < 2; ++h) scales[h] = *(const u64*)(stage + Chunk<F>::scale_offset + 8 * (8 * h + lane / 4));
+                        operand[0].decode<F>(stage, scales, 0, lane);
+                        panel_arrived(panel + current, turn);
+                        const u8* columns = x + current * room;
+                        operand[0].multiply<N8>(sums.v, columns);
+                        const int slot = current ? current - 1 : stages - 1;  // where the chunk before this one was
+                        fetch_rows(f, i + stages - 1, slot);
+#pragma unroll
+                        for (int u = 1; u < groups; ++u) {
+                            operand[u & 1].decode<F>(stage, scales, u, lane);
+                            panel_wait<0>();
+                            operand[u & 1].multiply<N8>(sums.v, columns + u * (1024 * N8));
+                        }
+                        fetch_columns(i + stages - 1, slot, turn + (current > 0));
+                        panel_wait<0>();
+                        panel_leave(panel + current);
+                        if (++current == stages) current = 0, ++turn;
+                    }
+                }
+            });
+        }
+        if (own >= job.tiles || parts == 1 && shared_tile) continue;
         if (parts > 1) {
-            // a block shares at most its first and its last tile
             auto partial = [&](int part) {
                 const int holder = block_x() - block + blocks.holder(tile * chunks) + part;
                 return (Float4*)a.partial + ((i64)(2 * holder + (part > 0)) * warps + warp) * (N8 * 32);
             };
-            sums.store(partial(part), lane);
+            if (!shared_tile) {
+                sums.store(partial(part), lane);
+                continue;
+            }
             fence();
             sync_warp();
             int* ticket = a.tickets + job.ticket + own;
