@@ -72,6 +72,19 @@ def test_experts(device: Any, rng: np.random.Generator, formats: tuple[str, str]
     close(lab.get(target), x + np.einsum("tk,tkh->th", weights.astype(np.float64), parts))
 
 
+def test_an_expert_of_all_tokens(device: Any, rng: np.random.Generator) -> None:
+    """Blocks share it out; experts that nobody chose have none."""
+    lab, E, I, H, T = Lab(device), 5, 16, 64, 70
+    bank, gate, up, down = bank_of(lab, rng, E, I, H, ("q8_g32_fp16", "bf16"))
+    u, x = (bf16(rng.normal(size=(T, H))) for _ in range(2))
+    ids = np.full((T, 1), 3)
+    out, target, chosen = lab.empty(T, 1, I, dtype="bf16"), lab.put(x, "bf16"), lab.put(ids, "i32")
+    lab.ops.moe_swiglu(out, lab.put(u, "bf16"), chosen, bank)
+    close(lab.get(out)[:, 0], silu(u @ gate[3].T) * (u @ up[3].T))
+    lab.ops.moe_down_add(target, out, chosen, lab.put(np.ones((T, 1))), bank)
+    close(lab.get(target), x + lab.get(out)[:, 0].astype(np.float64) @ down[3].T)
+
+
 def test_scatter_skips_negative_rows_and_gather_reads_back(device: Any, rng: np.random.Generator) -> None:
     lab = Lab(device)
     dst, src = bf16(rng.normal(size=(6, 33))), bf16(rng.normal(size=(4, 33)))

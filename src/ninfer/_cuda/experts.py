@@ -16,7 +16,7 @@ _FEW_TOKENS = 8
 
 _FEW_WARPS, _MANY_WARPS, _STAGES, _MANY_COLUMNS = 8, 4, 3, 32
 _ORDER = 4 << 20
-"""Bytes for the slots in the order of their experts."""
+"""Bytes for the slots in the order of their experts, and their batches."""
 
 
 class Experts:
@@ -72,8 +72,8 @@ class Experts:
                 out.slice(begin, end), operands, ids.slice(begin, end), None, tables.gate, tables.up, count * k, k,
                 tables, rows, K, stage, room, 0,
             )  # fmt: skip
-            self._launch("experts_sort", 1, 1024, words, 4 * tables.experts)
-            grid = (-(-rows // (16 * _MANY_WARPS)), tables.experts)
+            self._launch("experts_sort", 1, 1024, words, 8 * tables.experts)
+            grid = (-(-rows // (16 * _MANY_WARPS)), self._batches(count * k, tables.experts))
             self._launch("experts_many_swiglu", grid, 128, words, self._many_shared(stage, tables.swiglu_span))
 
     def down_add(self, x: CudaBuffer, h: CudaBuffer, ids: CudaBuffer, weights: CudaBuffer, bank: Bank) -> None:
@@ -97,8 +97,8 @@ class Experts:
                 x.slice(begin, end), operands, ids.slice(begin, end), weights.slice(begin, end), tables.down, None,
                 count * k, k, tables, rows, K, stage, room, sums,
             )  # fmt: skip
-            self._launch("experts_sort", 1, 1024, words, 4 * tables.experts)
-            grid = (-(-rows // (32 * _MANY_WARPS)), tables.experts)
+            self._launch("experts_sort", 1, 1024, words, 8 * tables.experts)
+            grid = (-(-rows // (32 * _MANY_WARPS)), self._batches(count * k, tables.experts))
             self._launch("experts_many_down", grid, 128, words, self._many_shared(stage, tables.down_span))
             self._launch("experts_add", count, 256, words, 0)
 
@@ -106,10 +106,16 @@ class Experts:
 
     def _runs(self, tokens: int, k: int, experts: int, token_bytes: int) -> list[tuple[int, int]]:
         """Tokens [begin, end) at a time, so that the workspace holds their order and ``token_bytes`` of each."""
-        most = min((self._products.room.nbytes - _ORDER) // token_bytes, (_ORDER // 4 - experts - 1) // k)
+        order = (_ORDER // 4 - 3 * experts - 2) * 16 // (17 * k)
+        most = min((self._products.room.nbytes - _ORDER) // token_bytes, order)
         if most < 1:
             raise InvariantError(f"{token_bytes} bytes a token exceed the workspace")
         return [(begin, min(tokens, begin + most)) for begin in range(0, tokens, most)]
+
+    @staticmethod
+    def _batches(slots: int, experts: int) -> int:
+        """At most so many runs of ``_MANY_COLUMNS`` slots of one expert."""
+        return slots // _MANY_COLUMNS + min(slots, experts)
 
     @staticmethod
     def _many_shared(stage: int, span: int) -> int:

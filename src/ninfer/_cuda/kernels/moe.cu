@@ -54,7 +54,7 @@ struct Experts {
     const float* weights;  // [slots]
     const Segment* first;   // a segment an expert: gate, or down
     const Segment* second;  // up
-    int* order;        // many: [experts + 1] offsets, then the slots of every expert
+    int* order;        // [experts + 1] offsets, then the slots of every expert, how many batches, and of each (expert, first)
     float* products;   // many, down: [slots, rows]
     i64 slots, k, experts, rows, K, stage;
 };
@@ -67,7 +67,7 @@ DEVICE void put_column(u8* x, const u16* from, int K, int padded, int own, int c
 }
 
 // Few tokens: blocks (16 rows of gate and up, slots); the warps share out K.
-KERNEL(experts_few_swiglu, Experts, 256, 1) {
+KERNEL(experts_few_swiglu, Experts, 256, 2) {
     DYNAMIC_SHARED(shared);
     __shared__ float sums[FEW][32];
     after_predecessors();
@@ -95,7 +95,7 @@ KERNEL(experts_few_swiglu, Experts, 256, 1) {
 }
 
 // Few tokens: blocks (32 rows, tokens); the warps share out the slots.
-KERNEL(experts_few_down, Experts, 256, 1) {
+KERNEL(experts_few_down, Experts, 256, 2) {
     DYNAMIC_SHARED(shared);
     __shared__ float sums[FEW][32];
     after_predecessors();
@@ -130,33 +130,43 @@ KERNEL(experts_few_down, Experts, 256, 1) {
     }
 }
 
-// Many tokens: the slots of every expert, in any order (a slot's products do not depend on its neighbours). One block.
+// Many tokens: the slots of every expert, in any order (a slot's products do not depend on its neighbours), and batches of
+// as many as are worked on together. One block.
 KERNEL(experts_sort, Experts, 1024, 1) {
     DYNAMIC_SHARED(shared);
     after_predecessors();
-    int* count = (int*)shared;  // [experts]
+    int *count = (int*)shared, *batch = count + a.experts;  // [experts]
+    int *slots = a.order + a.experts + 1, *batches = slots + a.slots;
     for (int e = thread(); e < a.experts; e += threads()) count[e] = 0;
     sync();
     for (int i = thread(); i < a.slots; i += threads()) atomic_add(count + a.ids[i], 1);
     sync();
     if (thread() == 0) {
-        int total = 0;
+        int total = 0, all = 0;
         for (int e = 0; e < a.experts; ++e) {
             const int own = count[e];
-            a.order[e] = count[e] = total;
-            total += own;
+            a.order[e] = count[e] = total, batch[e] = all;
+            total += own, all += (own + 8 * NT - 1) / (8 * NT);
         }
-        a.order[a.experts] = total;
+        a.order[a.experts] = total, batches[0] = all;
     }
     sync();
-    for (int i = thread(); i < a.slots; i += threads()) a.order[a.experts + 1 + atomic_add(count + a.ids[i], 1)] = i;
+    for (int e = thread(); e < a.experts; e += threads()) {
+        const int end = e + 1 < a.experts ? count[e + 1] : (int)a.slots;
+        for (int first = count[e], i = batch[e]; first < end; first += 8 * NT, ++i) batches[1 + 2 * i] = e, batches[2 + 2 * i] = first;
+    }
+    sync();
+    for (int i = thread(); i < a.slots; i += threads()) slots[atomic_add(count + a.ids[i], 1)] = i;
 }
 
-// blocks (row tiles, experts): 32 columns at a time of one expert's slots.
+// blocks (row tiles, batches)
 template <bool SWIGLU_RESULT> DEVICE void experts_many(const Experts& a) {
     DYNAMIC_SHARED(shared);
     after_predecessors();
-    const int expert = block_y(), warp = thread() / 32, lane = thread() % 32;
+    const int *slots = a.order + a.experts + 1, *batches = slots + a.slots;
+    if (block_y() >= batches[0]) return;
+    const int expert = batches[1 + 2 * block_y()], first = batches[2 + 2 * block_y()], columns = minimum(8 * NT, a.order[expert + 1] - first);
+    const int warp = thread() / 32, lane = thread() % 32;
     const int K = (int)a.K, padded = (K + 127) / 128 * 128, height = SWIGLU_RESULT ? 16 : 32;
     const int begin = (MANY * block_x() + warp) * height, left = (int)a.rows - begin;
     const Segment *gate = a.first + expert, *up = SWIGLU_RESULT ? a.second + expert : gate;
@@ -164,31 +174,26 @@ template <bool SWIGLU_RESULT> DEVICE void experts_many(const Experts& a) {
 #pragma unroll
     for (int h = 0; h < 2; ++h)
         if (rows[h].count < 1) rows[h].row = (int)(rows[h].segment->first + rows[h].segment->rows) - 1, rows[h].count = 0;
-    const int* slots = a.order + a.experts + 1;
-    for (int first = a.order[expert]; first < a.order[expert + 1]; first += 8 * NT) {
-        const int columns = minimum(8 * NT, a.order[expert + 1] - first);
-        float total[2][NT][4] = {};
-        sync();  // all are done with the shared memory of the round before
-        panel_sums<NT>(total, rows, shared + warp * STAGES * a.stage, (int)a.stage, shared + MANY * STAGES * a.stage, 0, K, columns,
-                       [&](int c) { return a.x + (SWIGLU_RESULT ? slots[first + c] / a.k : (i64)slots[first + c]) * padded; });
+    float total[2][NT][4] = {};
+    panel_sums<NT>(total, rows, shared + warp * STAGES * a.stage, (int)a.stage, shared + MANY * STAGES * a.stage, 0, K, columns,
+                   [&](int c) { return a.x + (SWIGLU_RESULT ? slots[first + c] / a.k : (i64)slots[first + c]) * padded; });
 #pragma unroll
-        for (int n = 0; n < NT; ++n)
+    for (int n = 0; n < NT; ++n)
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int row = 8 * (i / 2) + lane / 4, column = 8 * n + lane % 4 * 2 + i % 2;
-                if (column >= columns) continue;
-                const i64 at = (i64)slots[first + column] * a.rows + begin + row;
-                if (SWIGLU_RESULT) {
-                    const float g = total[0][n][i] * row_factor(*gate, rows[0].row + minimum(row, maximum(rows[0].count - 1, 0)));
-                    const float u = total[1][n][i] * row_factor(*up, rows[1].row + minimum(row, maximum(rows[1].count - 1, 0)));
-                    if (row < rows[0].count) a.out[at] = to_bf16(silu(g) * u);
-                } else {
+        for (int i = 0; i < 4; ++i) {
+            const int row = 8 * (i / 2) + lane / 4, column = 8 * n + lane % 4 * 2 + i % 2;
+            if (column >= columns) continue;
+            const i64 at = (i64)slots[first + column] * a.rows + begin + row;
+            if (SWIGLU_RESULT) {
+                const float g = total[0][n][i] * row_factor(*gate, rows[0].row + minimum(row, maximum(rows[0].count - 1, 0)));
+                const float u = total[1][n][i] * row_factor(*up, rows[1].row + minimum(row, maximum(rows[1].count - 1, 0)));
+                if (row < rows[0].count) a.out[at] = to_bf16(silu(g) * u);
+            } else {
 #pragma unroll
-                    for (int h = 0; h < 2; ++h)
-                        if (row < rows[h].count) a.products[at + 16 * h] = total[h][n][i] * row_factor(*gate, rows[h].row + row);
-                }
+                for (int h = 0; h < 2; ++h)
+                    if (row < rows[h].count) a.products[at + 16 * h] = total[h][n][i] * row_factor(*gate, rows[h].row + row);
             }
-    }
+        }
 }
 
 KERNEL(experts_many_swiglu, Experts, 128, 2) { experts_many<true>(a); }
