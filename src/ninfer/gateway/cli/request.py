@@ -56,9 +56,11 @@ def add_options(p: argparse.ArgumentParser) -> None:
         "--preserve-thinking",
         action="store_true",
         default=None,
-        help="keep the thinking of earlier turns in the prompt",
+        help="keep the thinking of earlier turns in the prompt; refused where the chat template cannot",
     )
-    g.add_argument("--reasoning-effort", metavar="LEVEL", help="told to chat templates that know it")
+    g.add_argument(
+        "--reasoning-effort", metavar="LEVEL", help="for chat templates that know levels of it; refused by others"
+    )
     g = p.add_argument_group("sampling", "defaults are the model's own")
     g.add_argument("--max-tokens", type=int, metavar="N", help="output budget, tokens; thinking counts")
     g.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
