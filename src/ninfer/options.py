@@ -260,13 +260,14 @@ class CacheOptions:
     enabled: keep anything at all; False leaves every request as if its ``cache`` were "disabled", and every other
     field is refused. device_state_slots: recurrent states kept on the device beside those of active requests,
     default max_concurrency. host_state_slots: recurrent states kept in host memory, default 8 where there is a host
-    tier, else 0. host_kv_bytes: host memory for keys and values, taken as it is used; default 0 on the CPU, else
-    the smaller of 8 GiB and a tenth of the machine's memory. retained_kv_tokens: device KV beyond what active
-    requests may need, tokens; default as much again (with an explicit kv_capacity: 0). max_continuations: finished
-    requests that are kept, at least max_concurrency, default max(2 x max_concurrency, max_concurrency + 4).
-    max_shared_prefixes: prefixes kept for any request, default max(max_concurrency, 7). max_long_anchors: further
-    resume points inside one long prompt. anchor_gap: tokens between such points, at least. aging_window: admissions
-    in which an unused entry loses half its worth. max_candidates: resume points examined for one request.
+    tier, else 0. host_kv_bytes: host memory for keys and values, taken as it is used, which needs a state there
+    too; default 0 on the CPU, else the smaller of 8 GiB and a tenth of the machine's memory. retained_kv_tokens:
+    device KV beyond what active requests may need, tokens; default as much again (with an explicit kv_capacity: 0).
+    max_continuations: finished requests that are kept, at least max_concurrency, default max(2 x max_concurrency,
+    max_concurrency + 4). max_shared_prefixes: prefixes kept for any request, default max(max_concurrency, 7).
+    max_long_anchors: further resume points inside one long prompt. anchor_gap: tokens between such points, at
+    least. aging_window: admissions in which an unused entry loses half its worth. max_candidates: resume points
+    examined for one request.
     """
 
     enabled: bool = attrs.field(default=True, validator=_boolean)
@@ -284,6 +285,8 @@ class CacheOptions:
     def __attrs_post_init__(self) -> None:
         if not self.enabled:
             _without_effect(self, "enabled", "with enabled=False")
+        if self.host_state_slots == 0 and self.host_kv_bytes:
+            raise _refuse("has no effect with host_state_slots=0", "host_kv_bytes")
         if self.max_long_anchors == 0 and self.anchor_gap != attrs.fields(CacheOptions).anchor_gap.default:
             raise _refuse("has no effect with max_long_anchors=0", "anchor_gap")
 

@@ -80,6 +80,7 @@ def test_a_wrong_value_names_its_field(world, field, value):
         (ninfer.CacheOptions, {"enabled": False, "host_kv_bytes": 0}, "host_kv_bytes"),
         (ninfer.CacheOptions, {"enabled": False, "aging_window": 8}, "aging_window"),
         (ninfer.CacheOptions, {"max_long_anchors": 0, "anchor_gap": 64}, "anchor_gap"),
+        (ninfer.CacheOptions, {"host_state_slots": 0, "host_kv_bytes": 1 << 20}, "host_kv_bytes"),
         (ninfer.RequestOptions, {"thinking_stop": True}, "thinking_stop"),
         (ninfer.RequestOptions, {"update_session": False}, "update_session"),
         (ninfer.RequestOptions, {"session": "a", "cache": "disabled"}, "session"),
