@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ninfer.errors import DeviceError
+from ninfer.program import hosting
 from ninfer.program.hosting import HostMemory
 
 
@@ -52,6 +53,27 @@ def test_memory_is_taken_beside_the_caller_up_to_what_is_expected() -> None:
     assert memory.get("image", 4).nbytes == 3, "what nobody expected is taken when it is needed"
     memory.close()
     assert device.taken == [8, 8, 3, 8, 3]
+
+
+def test_nothing_is_taken_beside_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(hosting.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(hosting, "REST", 0.05)
+    device = Slow()
+    device.gate.set()
+    memory = HostMemory(device, {"superblock": 8, "image": 3}, ahead=True)
+    memory.used()
+    memory.expect({"superblock": 1, "image": 0})
+    assert memory.get("image", 0).nbytes == 3, "what is needed is taken at any time"
+    threading.Event().wait(0.2)
+    assert device.taken == [3]
+    clock[0] = 1.0
+    end = 200
+    while memory.nbytes != 3 + 8 and end:
+        threading.Event().wait(0.02)
+        end -= 1
+    assert device.taken == [3, 8]
+    memory.close()
 
 
 def test_one_that_is_being_taken_is_waited_for_and_not_taken_twice() -> None:

@@ -1,12 +1,15 @@
 """The host tier's memory: taken from the system in superblocks and images, ahead of the copies that will need it.
 
 Page-locked memory comes slowly, a gigabyte in more than a second, and a copy to it would make its request wait as long.
-So a thread beside takes, up to what the tier may have, as much as everything on the device would fill.
+So a thread beside takes, up to what the tier may have, as much as everything on the device would fill. It does so only
+while the device rests: what is submitted meanwhile waits in the driver.
 """
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -17,6 +20,9 @@ from ninfer.errors import DeviceError
 
 Bytes = npt.NDArray[Any]
 Kind = Literal["superblock", "image"]
+
+REST = 0.2
+"""Seconds without work on the device after which it is taken to rest."""
 
 
 class HostMemory:
@@ -32,6 +38,7 @@ class HostMemory:
         self._ahead = ahead
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._used = -math.inf
 
     @property
     def nbytes(self) -> int:
@@ -59,6 +66,10 @@ class HostMemory:
             self._thread = threading.Thread(target=self._work, name="ninfer-host-memory", daemon=True)
             self._thread.start()
 
+    def used(self) -> None:
+        """The device gets work now."""
+        self._used = time.monotonic()
+
     def close(self) -> None:
         """Stop taking. What has been taken is the device's to give back."""
         with self._changed:
@@ -78,6 +89,8 @@ class HostMemory:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or self._missing() is not None)
+                while not self._closed and (left := self._used + REST - time.monotonic()) > 0:
+                    self._changed.wait(left)
                 missing = self._missing()
                 if self._closed or missing is None:
                     return

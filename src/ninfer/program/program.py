@@ -423,6 +423,7 @@ class Program:
         for record, own in zip(records, drafts):
             self._map(record, 0 if first else 1 + len(own))
         ready = rounds.prepare(self._units, self.shape, records, drafts, ahead, masks, first)
+        self.store.transfers.used()
         try:  # not ``_launching``, which costs as much as all the checks of a round
             pending = self._pending = rounds.launch(self._units, ready, masks)
         except BaseException:
@@ -444,6 +445,7 @@ class Program:
     @contextmanager
     def _launching(self, records: Sequence[SequenceRecord]) -> Iterator[None]:
         """Device work is in flight: a fault ends every row of the unit, once the device has come to rest."""
+        self.store.transfers.used()
         try:
             yield
         except BaseException:

@@ -99,6 +99,10 @@ class Transfers:
         """So many superblocks and host images, the lowest ones, may be copied to soon."""
         self._memory.expect({"superblock": superblocks, "image": images})
 
+    def used(self) -> None:
+        """The device gets work now; no memory is taken beside it."""
+        self._memory.used()
+
     def close(self) -> None:
         """Take no more memory."""
         self._memory.close()
