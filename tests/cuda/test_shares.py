@@ -30,6 +30,9 @@ def check(job: shares.Job, K: int, height: int = 1) -> None:
         assert job.parts == job.slices
         return
     assert job.slices == 1
+    if height > 1:
+        assert all(a < b for a, b in pairwise(begins)), "a block without work waits for nobody"
+        return
     for first in range(0, quanta, chunks):
         meet = sum(a < first + chunks and b > first for a, b in pairwise(begins) if a < b)
         assert meet <= job.parts
@@ -47,14 +50,16 @@ def test_few_columns(sizes: list[tuple[int, int]], columns: int, K: int, blocks:
         check(job, K)
 
 
-@given(FORMATS, st.integers(1, 900), st.integers(17, 128), *SIZES.values())
-def test_many_columns(format: int, tiles: int, columns: int, K: int, blocks: int, limit: int) -> None:
-    plan = shares.wide(format, tiles, columns, K, blocks, limit << 10)
+@given(st.lists(st.tuples(FORMATS, st.integers(1, 900)), min_size=1, max_size=4), st.integers(17, 128), *SIZES.values())
+def test_many_columns(sizes: list[tuple[int, int]], columns: int, K: int, blocks: int, limit: int) -> None:
+    plan = shares.wide(sizes, columns, K, blocks, limit << 10)
     assert plan.warps % 4 == 0, "products take four warps at once"
     assert plan.columns in (32, 64, 128)
-    assert plan.job.shared <= limit << 10
-    assert plan.job.blocks <= blocks
-    check(plan.job, K, plan.warps)
+    assert [(job.format, job.tiles) for job in plan.jobs] == sizes
+    assert sum(job.blocks for job in plan.jobs) <= max(blocks, len(sizes))
+    for job in plan.jobs:
+        assert job.shared <= limit << 10
+        check(job, K, plan.warps)
 
 
 def test_models_use_every_multiprocessor() -> None:
