@@ -92,6 +92,7 @@ def scripted(monkeypatch, engine):
     decode = Program.decode
 
     def with_script(self, sequences, licences, masks):
+        self._take_drafts()
         for sequence in sequences:
             record = self.store.sequences.get(sequence)
             last = int(record.ledger[record.length - 1])
