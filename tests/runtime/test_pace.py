@@ -57,6 +57,21 @@ def test_drafts_that_are_never_kept_cease_but_for_probes(prices):
     assert 0.5 * PROBING * len(settled) < lost < 1.2 * PROBING * len(settled)
 
 
+@pytest.mark.parametrize("rows", [1, 4])
+def test_rows_of_a_batch_share_what_probes_may_cost(rows):
+    """A probe of one widens the round of all."""
+    paces, prices = [Pace(Prices(CPU.cost, PROBING / rows)) for _ in range(rows)], CPU
+    for n in range(2000):
+        asked = [pace.turn()[0] for pace in paces]
+        for pace, drafts in zip(paces, asked):
+            pace.learn(drafts, 0)
+        if n == 30:
+            lost = 0.0
+        elif n > 30:
+            lost += prices.cost[max(asked)] - 1
+    assert lost < 1.2 * PROBING * 1970
+
+
 @pytest.mark.parametrize("prices", [GPU, CPU, BLOCK])
 @pytest.mark.parametrize("share", [0.05, 0.2, 0.5, 0.7, 0.9, 0.98])
 def test_the_speed_is_near_that_of_the_best_number(prices, share):
@@ -88,7 +103,7 @@ def test_a_number_between_is_found():
 
 
 def test_prices_never_fall():
-    assert Prices.measured([10, 14, 13, 20]).cost == (1.0, 1.4, 1.4, 2.0)
+    assert Prices.measured([10, 14, 13, 20], 4) == Prices((1.0, 1.4, 1.4, 2.0), PROBING / 4)
 
 
 @given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=60), st.integers(1, 7))

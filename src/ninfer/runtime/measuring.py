@@ -68,7 +68,7 @@ def measure_rounds(program: ProgramPort, rows: int, window: int, context: int) -
     needed = 2 + ROUNDS * (1 + window)
     if context < needed:
         raise InvalidRequest(f"{context} tokens: adaptive drafts need {needed} to be measured", field="max_context")
-    return Prices.measured([_round_ns(program, rows, drafts) for drafts in range(window + 1)])
+    return Prices.measured([_round_ns(program, rows, drafts) for drafts in range(window + 1)], rows)
 
 
 def _rate(device: Device, copy: Callable[[int], None]) -> TransferRate:

@@ -19,19 +19,22 @@ FADING = 0.9
 PRIOR, BELIEF = 0.8, 0.5
 """Share of kept drafts that is believed of a place that was never reached, and how many drafts seen that counts for."""
 PROBING = 0.02
-"""Share of the time that may be lost by trying all drafts where fewer are expected to do."""
+"""Share of the time that may be lost by trying all drafts where fewer are expected to do. A round is as wide for all of
+its rows, so each of them has its part of that."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What a round costs. cost[k]: with k drafts, as a multiple of one without; never less than with fewer."""
+    """What a round costs. cost[k]: with k drafts, as a multiple of one without; never less than with fewer. probing:
+    share of the time that one request may lose to probes."""
 
     cost: tuple[float, ...]
+    probing: float = PROBING
 
     @classmethod
-    def measured(cls, seconds: Sequence[float]) -> Prices:
-        """From the time of a round with 0, 1, ... drafts, in any unit."""
-        return cls(tuple(itertools.accumulate([spent / seconds[0] for spent in seconds], max)))
+    def measured(cls, seconds: Sequence[float], rows: int) -> Prices:
+        """From the time of a round of ``rows`` rows with 0, 1, ... drafts each, in any unit."""
+        return cls(tuple(itertools.accumulate([spent / seconds[0] for spent in seconds], max)), PROBING / rows)
 
     def best(self, shares: Sequence[float]) -> tuple[int, float]:
         """The number of drafts that pays best where ``shares`` of each place are kept, and what a token then costs."""
@@ -79,7 +82,7 @@ class Pace:
             self._tried[place] = FADING * self._tried[place] + 1
             self._kept[place] = FADING * self._kept[place] + (place < kept)
         best, price = self._best()
-        self._saved += PROBING * self._prices.cost[drafted] + (kept * price if drafted > best else 0.0)
+        self._saved += self._prices.probing * self._prices.cost[drafted] + (kept * price if drafted > best else 0.0)
         self._saved = min(self._saved, self._prices.cost[-1])
 
     def _best(self) -> tuple[int, float]:
