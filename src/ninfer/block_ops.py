@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from ninfer.contract import Buffer
+from ninfer.device import Buffer
 from ninfer.ops import AttentionShape, Rows
 
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from ninfer.contract import Buffer
+from ninfer.device import Buffer
 
 if TYPE_CHECKING:
     from ninfer.block_ops import BlockOps

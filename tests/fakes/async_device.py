@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ninfer.contract import Arena, Buffer, Device, DeviceMemory, Event, Graph, Shape
+from ninfer.device import Arena, Buffer, Device, DeviceMemory, Event, Graph, Shape
 
 _GARBAGE = 0xA7
 """Every byte of an unfinished download: NaN-like floats, huge negative integers."""

@@ -19,7 +19,7 @@ from numba.cuda.simulator.kernelapi import FakeCUDAShared
 from ninfer._cuda import sampler_kernels as kernels
 from ninfer._cuda import sampler_whole, sampling
 from ninfer._cuda.buffers import CudaBuffer
-from ninfer.contract import ITEM_BYTES
+from ninfer.device import ITEM_BYTES
 
 sys.setswitchinterval(2e-5)  # simulated threads wait for each other all the time
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ninfer.contract import DeviceMemory
+from ninfer.device import DeviceMemory
 from ninfer.errors import DeviceError, OutOfDeviceMemory
 from ninfer.program.layout import KVGeometry, PoolKind
 from ninfer.program.text import BlockShape

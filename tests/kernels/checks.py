@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from ops.harness import Array, Lab
 
-from ninfer.contract import Buffer
+from ninfer.device import Buffer
 
 
 def close(got: Array, want: Array, relative: float = 4e-3) -> None:

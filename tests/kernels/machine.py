@@ -15,7 +15,7 @@ import numpy as np
 from ninfer._cuda.buffers import CudaBuffer
 from ninfer._cuda.compile import KERNELS
 from ninfer.artifact.formats import bf16_to_f32, f32_to_bf16
-from ninfer.contract import ITEM_BYTES
+from ninfer.device import ITEM_BYTES
 
 HERE = Path(__file__).parent / "emulator"
 DTYPES = {

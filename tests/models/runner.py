@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ninfer.contract import ITEM_BYTES, Buffer, Device
+from ninfer.device import ITEM_BYTES, Buffer, Device
 from ninfer.models.qwen3_5.forward import fold, forward, hidden, logits, plan_workspace
 from ninfer.models.qwen3_5.state import allocate_kv, allocate_record, allocate_state
 from ninfer.models.qwen3_5.weights import Model

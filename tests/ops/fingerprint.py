@@ -9,7 +9,7 @@ from ops.harness import FORMATS, Lab
 
 from ninfer._cpu.device import CpuDevice
 from ninfer._cpu.kernels import products
-from ninfer.contract import Buffer
+from ninfer.device import Buffer
 from ninfer.ops import AttentionShape, GdnShape, GdnState, KVPlanes
 
 

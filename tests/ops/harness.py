@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ninfer.artifact.decoding import decode
 from ninfer.artifact.encoding import encode
 from ninfer.artifact.formats import bf16_to_f32, f32_to_bf16
-from ninfer.contract import ITEM_BYTES, Buffer, Device
+from ninfer.device import ITEM_BYTES, Buffer, Device
 from ninfer.ops import Matrix, Rows, Segment, Stored
 
 Array = npt.NDArray[Any]

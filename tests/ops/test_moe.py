@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from ops.harness import Array, Lab, bf16, near
 
-from ninfer.contract import Buffer
+from ninfer.device import Buffer
 from ninfer.ops import Bank, Segment
 
 EPS = 1e-6

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ninfer.contract import ITEM_BYTES
+from ninfer.device import ITEM_BYTES
 from ninfer.errors import InvariantError
 from ninfer.program.scope import ALIGNMENT, ArenaScope, Field, MeasureScope, PlannedBuffer, Scopes, extent
 

@@ -17,7 +17,7 @@ import numpy as np
 from ninfer._cpu.device import CpuDevice
 from ninfer._cpu.kernels import probe
 from ninfer.artifact.layouts import geometry
-from ninfer.contract import ITEM_BYTES, Buffer
+from ninfer.device import ITEM_BYTES, Buffer
 from ninfer.ops import AttentionShape, Bank, GdnShape, GdnState, KVPlanes, Matrix, Rows, Segment, Stored
 
 FORMATS = (

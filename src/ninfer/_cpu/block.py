@@ -8,7 +8,7 @@ import numpy as np
 
 from ninfer._cpu.kernels import block as kernels
 from ninfer.block_ops import Candidates, Chain, ContextKV, Selection
-from ninfer.contract import Buffer
+from ninfer.device import Buffer
 from ninfer.errors import InvariantError
 from ninfer.ops import AttentionShape, Rows
 

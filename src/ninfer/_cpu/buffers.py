@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ninfer.contract import ITEM_BYTES, Shape
+from ninfer.device import ITEM_BYTES, Shape
 from ninfer.errors import InvariantError
 
 DTYPES = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ninfer._cpu.kernels import products
 from ninfer._cpu.matrix import CpuMatrix
-from ninfer.contract import Buffer
+from ninfer.device import Buffer
 from ninfer.errors import InvariantError
 
 _TASK_BYTES = 32 << 10

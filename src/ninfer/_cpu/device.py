@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ninfer._cpu.buffers import DTYPES, CpuArena, CpuBuffer
 from ninfer._cpu.kernel import Kernel
 from ninfer._cpu.threads import Pool, count
-from ninfer.contract import Buffer, DeviceMemory, Shape
+from ninfer.device import Buffer, DeviceMemory, Shape
 from ninfer.errors import InvariantError, OutOfDeviceMemory
 from ninfer.ops import Ops
 

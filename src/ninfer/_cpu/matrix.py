@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from ninfer._cpu.kernels import products as p
 from ninfer.artifact.layouts import geometry
-from ninfer.contract import Buffer
+from ninfer.device import Buffer
 from ninfer.errors import InvariantError
 from ninfer.ops import Segment
 

@@ -22,7 +22,7 @@ from ninfer._cpu.kernels import moe as moe_kernels
 from ninfer._cpu.kernels import products, project, sample
 from ninfer._cpu.kernels import rows as row_kernels
 from ninfer._cpu.matrix import CpuMatrix
-from ninfer.contract import Buffer
+from ninfer.device import Buffer
 from ninfer.errors import InvariantError
 from ninfer.ops import (
     AttentionShape,

@@ -16,7 +16,7 @@ import numpy as np
 
 from ninfer._cuda.device import CudaArena, CudaDevice
 from ninfer.artifact.layouts import geometry
-from ninfer.contract import ITEM_BYTES
+from ninfer.device import ITEM_BYTES
 from ninfer.ops import (
     AttentionShape,
     Bank,

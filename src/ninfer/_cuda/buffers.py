@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ninfer.contract import ITEM_BYTES, Shape
+from ninfer.device import ITEM_BYTES, Shape
 from ninfer.errors import InvariantError
 
 

@@ -30,7 +30,7 @@ from ninfer._cuda.streams import (
     CudaGraph,
     copy,
 )
-from ninfer.contract import ITEM_BYTES, Buffer, DeviceMemory, Shape
+from ninfer.device import ITEM_BYTES, Buffer, DeviceMemory, Shape
 from ninfer.errors import DeviceError, InvariantError, OutOfDeviceMemory
 from ninfer.ops import Ops
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ninfer._cuda import driver
-from ninfer.contract import Buffer
+from ninfer.device import Buffer
 from ninfer.errors import InvariantError
 
 NON_BLOCKING, DISABLE_TIMING = 1, 2

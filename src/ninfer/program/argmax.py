@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ninfer.contract import Buffer, Device
+from ninfer.device import Buffer, Device
 from ninfer.ops import Ops, SampleOut, SampleRows
 from ninfer.program.frame import ALTERNATIVES
 from ninfer.program.scope import Scopes

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from ninfer.block_ops import Chain, Selection
-from ninfer.contract import Buffer, Device
+from ninfer.device import Buffer, Device
 from ninfer.ops import Drafts, Rows
 from ninfer.program.argmax import Argmax
 from ninfer.program.frame import ALTERNATIVES

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from ninfer.contract import Buffer, Device
+from ninfer.device import Buffer, Device
 from ninfer.ops import Drafts, Rows
 from ninfer.program.argmax import Argmax
 from ninfer.program.scope import Scopes

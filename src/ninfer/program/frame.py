@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ninfer.contract import Buffer, Device
+from ninfer.device import Buffer, Device
 from ninfer.ops import Drafts, Rows, SampleOut, SampleRows
 from ninfer.program.scope import Field, Scopes, extent, field_offsets
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy.typing as npt
 
-from ninfer.contract import Device
+from ninfer.device import Device
 from ninfer.errors import DeviceError
 
 Bytes = npt.NDArray[Any]

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ninfer.contract import ITEM_BYTES, Shape
+from ninfer.device import ITEM_BYTES, Shape
 
 PAGE = 64
 """Tokens of one page, in every pool."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ninfer.contract import Buffer, Device
+from ninfer.device import Buffer, Device
 from ninfer.program.blocks import BlockMemory
 from ninfer.program.capacity import pool_pages
 from ninfer.program.drafting import DraftMemory

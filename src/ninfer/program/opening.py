@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from ninfer.contract import Device
+from ninfer.device import Device
 from ninfer.errors import InvalidRequest, OutOfDeviceMemory
 from ninfer.program.capacity import (
     AutomaticKV,

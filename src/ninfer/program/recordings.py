@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import ExitStack
 
-from ninfer.contract import Device, Graph
+from ninfer.device import Device, Graph
 
 
 class Recordings:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ninfer.contract import ITEM_BYTES, Arena, Buffer, Shape
+from ninfer.device import ITEM_BYTES, Arena, Buffer, Shape
 from ninfer.errors import InvariantError
 
 ALIGNMENT = 256

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Protocol
 
 from ninfer.block_ops import Chain, ContextKV, Selection
-from ninfer.contract import Buffer, Device, Scope
+from ninfer.device import Buffer, Device, Scope
 from ninfer.models.qwen3_5 import dflash
 from ninfer.models.qwen3_5 import forward as passes
 from ninfer.models.qwen3_5 import state as storage

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from ninfer.contract import Buffer, Device
+from ninfer.device import Buffer, Device
 from ninfer.program.hosting import HostMemory
 from ninfer.program.layout import PoolKind
 from ninfer.program.stores.host import HostArena, HostSlot

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ninfer import env
-from ninfer.contract import Arena, Device
+from ninfer.device import Arena, Device
 from ninfer.errors import DeviceError
 from ninfer.program.checking import Bounds, check_frame
 from ninfer.program.drafting import Drafting, MtpDrafting

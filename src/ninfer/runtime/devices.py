@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from ninfer.contract import Device
+from ninfer.device import Device
 from ninfer.errors import DeviceError, InvalidRequest
 from ninfer.options import EngineOptions
 from ninfer.program import KVCodec

@@ -11,7 +11,6 @@ import numpy as np
 
 from ninfer.context import AdoptionTicket, Target
 from ninfer.contract import (
-    Device,
     LimitReason,
     PreparedRequest,
     ProgramPort,
@@ -21,6 +20,7 @@ from ninfer.contract import (
     SequenceHandle,
     UnitLicense,
 )
+from ninfer.device import Device
 from ninfer.errors import InvalidRequest
 from ninfer.identity import PrefixIdentity, digest_chain
 from ninfer.runtime.costs import PrefillRate, Q, TransferRate

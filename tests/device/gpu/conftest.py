@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from ops.harness import Lab
 
-from ninfer.contract import Device
+from ninfer.device import Device
 from ninfer.errors import DeviceError
 
 

@@ -9,7 +9,8 @@ import pytest
 from fakes.program_driver import GREEDY, accept_all, admit, make_request, prefill, run, seal
 
 from ninfer.artifact import Artifact
-from ninfer.contract import Device, UnitLicense
+from ninfer.contract import UnitLicense
+from ninfer.device import Device
 from ninfer.models.qwen3_5.bind import bind
 from ninfer.models.qwen3_5.geometries import text_geometry
 from ninfer.models.qwen3_5.synthetic import synthetic_source

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 import ninfer
-from ninfer.contract import Device
+from ninfer.device import Device
 
 pytestmark = pytest.mark.device
 ARTIFACT = Path(__file__).parents[3] / "examples" / "tiny" / "tiny.ninfer"

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ninfer.contract import Device
+from ninfer.device import Device
 from ninfer.errors import OutOfDeviceMemory
 
 pytestmark = pytest.mark.device

@@ -11,7 +11,7 @@ import pytest
 from scipy.stats import chi2_contingency
 
 import ninfer
-from ninfer.contract import Device
+from ninfer.device import Device
 from ninfer.models.qwen3_5.synthetic import synthetic_source
 
 pytestmark = pytest.mark.device

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ninfer.contract import Device
+from ninfer.device import Device
 from ninfer.program.layout import PAGE, KVCodec, KVGeometry, PoolKind, build_pool_layouts
 from ninfer.program.stores.host import HostArena
 from ninfer.program.transfers import Transfers

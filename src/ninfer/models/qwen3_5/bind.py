@@ -16,7 +16,7 @@ from ninfer.artifact import Artifact, EncodedTensor
 from ninfer.artifact.directory import DIVISOR_ROLE
 from ninfer.artifact.formats import f32_to_bf16
 from ninfer.artifact.layouts import Bytes, align_up
-from ninfer.contract import ITEM_BYTES, Arena, Buffer, Device
+from ninfer.device import ITEM_BYTES, Arena, Buffer, Device
 from ninfer.errors import ArtifactError, InvalidRequest
 from ninfer.models.qwen3_5.config import (
     FULL,

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ninfer.contract import ITEM_BYTES
+from ninfer.device import ITEM_BYTES
 from ninfer.errors import ArtifactError
 from ninfer.ops import AttentionShape, GdnShape
 

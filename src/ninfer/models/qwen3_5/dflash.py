@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ninfer.block_ops import Candidates, Chain, ContextKV, Selection
-from ninfer.contract import Buffer, Device, Scope
+from ninfer.device import Buffer, Device, Scope
 from ninfer.models.qwen3_5.config import DFlashConfig
 from ninfer.models.qwen3_5.state import PAGE_TOKENS
 from ninfer.models.qwen3_5.weights import ConvolutionWeights, DFlashWeights, Model

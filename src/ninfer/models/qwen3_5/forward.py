@@ -16,7 +16,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ninfer.contract import Buffer, Device, Scope
+from ninfer.device import Buffer, Device, Scope
 from ninfer.models.qwen3_5.config import Moe, TextConfig
 from ninfer.models.qwen3_5.weights import AttentionWeights, Block, DenseWeights, GdnWeights, Model, MoeWeights
 from ninfer.ops import GdnRecord, GdnState, KVPlanes, Ops, Rows

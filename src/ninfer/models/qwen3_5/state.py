@@ -5,7 +5,7 @@ Each function runs over a measuring scope to plan and over an allocating one to 
 
 from __future__ import annotations
 
-from ninfer.contract import Buffer, Device, Scope
+from ninfer.device import Buffer, Device, Scope
 from ninfer.models.qwen3_5.config import TextConfig
 from ninfer.ops import GdnRecord, GdnState, KVPlanes
 

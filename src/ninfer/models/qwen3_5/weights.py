@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ninfer.contract import Buffer
+from ninfer.device import Buffer
 from ninfer.models.qwen3_5.config import DFlashConfig, TextConfig
 from ninfer.ops import Bank, Matrix
 
