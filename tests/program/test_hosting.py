@@ -57,21 +57,17 @@ def test_memory_is_taken_beside_the_caller_up_to_what_is_expected() -> None:
 
 def test_nothing_is_taken_beside_work(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr(hosting.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(hosting, "REST", 0.05)
     device = Slow()
     device.gate.set()
-    memory = HostMemory(device, {"superblock": 8, "image": 3}, ahead=True)
+    memory = HostMemory(device, {"superblock": 8, "image": 3}, ahead=True, clock=lambda: clock[0])
     memory.used()
     memory.expect({"superblock": 1, "image": 0})
     assert memory.get("image", 0).nbytes == 3, "what is needed is taken at any time"
-    threading.Event().wait(0.2)
+    time.sleep(0.2)
     assert device.taken == [3]
     clock[0] = 1.0
-    end = 200
-    while memory.nbytes != 3 + 8 and end:
-        threading.Event().wait(0.02)
-        end -= 1
+    until(lambda: memory.nbytes == 3 + 8)
     assert device.taken == [3, 8]
     memory.close()
 

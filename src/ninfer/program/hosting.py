@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import numpy.typing as npt
@@ -28,8 +28,11 @@ REST = 0.2
 class HostMemory:
     """Byte arrays by kind and number. sizes: bytes of one of a kind. ahead: whether ``expect`` does anything."""
 
-    def __init__(self, device: Device, sizes: Mapping[Kind, int], ahead: bool) -> None:
+    def __init__(
+        self, device: Device, sizes: Mapping[Kind, int], ahead: bool, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._device = device
+        self._clock = clock
         self._sizes = sizes
         self._taken: dict[tuple[Kind, int], Bytes] = {}
         self._lock = threading.Lock()
@@ -68,7 +71,7 @@ class HostMemory:
 
     def used(self) -> None:
         """The device gets work now."""
-        self._used = time.monotonic()
+        self._used = self._clock()
 
     def close(self) -> None:
         """Stop taking. What has been taken is the device's to give back."""
@@ -89,7 +92,7 @@ class HostMemory:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or self._missing() is not None)
-                while not self._closed and (left := self._used + REST - time.monotonic()) > 0:
+                while not self._closed and (left := self._used + REST - self._clock()) > 0:
                     self._changed.wait(left)
                 missing = self._missing()
                 if self._closed or missing is None:
