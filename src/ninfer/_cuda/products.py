@@ -92,7 +92,7 @@ class Products:
         """One launch for all formats; False where the columns do not fit a block's shared memory."""
         columns, K = x.shape
         height = 8 if result == SWIGLU else 16
-        formats = sorted(_by_format(steps), key=lambda own: sum(step[0][0].rows for step in own))
+        formats = _by_format(steps)
         tables = [_segments(own, height)[:2] for own in formats]
         sizes = [(own[0][0][0].format, tiles) for own, (_, tiles) in zip(formats, tables, strict=True)]
         plan = shares.plan(sizes, columns, K, self._device.multiprocessors, self._device.shared_limit - 2048)
@@ -106,22 +106,13 @@ class Products:
         if columns > 1 or K % 8:
             x, codes, sums = self._operands(x, norm, eps, [format for format, _ in sizes])
             norm = None
-        jobs, segment, block, ticket = b"", 0, 0, 0
-        for job, (table, _) in zip(plan.jobs, tables, strict=True):
-            end = segment + len(table) // _SEGMENT
-            jobs += pack(*job.words(K, segment, end, ticket, block))
-            segment, block, ticket = end, block + job.slices * job.blocks, ticket + job.tiles
-        words = pack(
-            x, norm, sums, codes, eps, columns, K, result, len(plan.jobs), plan.warps, plan.stages, scale,
-            self.room.ptr + _OPERANDS, parts, self.tickets,
-        )  # fmt: skip
-        words += jobs.ljust(shares.MAX_JOBS * _JOB, b"\0")
-        words += b"".join(table for table, _ in tables).ljust(shares.MAX_SEGMENTS * _SEGMENT, b"\0")
+        columns_at = (x, norm, sums, codes, eps)
+        words, blocks = self._words(result, plan, [table for table, _ in tables], columns_at, columns, K, scale, parts)
         most = next(most for most in (4, 8, 16) if columns <= most)
         name, shared = f"stream_{most}", max(job.room(plan.warps, plan.stages) for job in plan.jobs)
         own = NAMES[sizes[0][0]]
         symbol = name if len(sizes) > 1 or own == "FP32" else f"{name}_{own}"
-        self._launch(name, symbol, block, 32 << plan.warps, words, shared)
+        self._launch(name, symbol, blocks, 32 << plan.warps, words, shared)
         return True
 
     def _operands(self, x: Any, norm: Any, eps: float, formats: Sequence[int]) -> tuple[int, int, int]:
@@ -141,7 +132,7 @@ class Products:
     def _wides(self, result: int, steps: list[Step], x: Any, norm: Any, eps: float, scale: Any, scratch: Any) -> None:
         """A launch for all formats and for as many columns as fit; matrices of fp32 are decoded whole."""
         height = 8 if result == SWIGLU else 16
-        formats = sorted(_by_format(steps), key=lambda own: sum(step[0][0].rows for step in own))
+        formats = _by_format(steps)
         for own in [own for own in formats if NAMES[own[0][0][0].format] == "FP32"]:
             formats.remove(own)
             self._dense(result, own, x, norm, eps, scale, scratch)
@@ -173,19 +164,27 @@ class Products:
         words = pack(x, norm, self.room, eps, K, padded, plan.columns, width)
         grid, shared = (columns, -(-padded // width)), 2 * width * (1 + (norm is not None))
         self._launch("rows", "panels", grid, min(512, width // 8), words, shared)
+        columns_at = (self.room, None, None, None, eps)
+        words, blocks = self._words(result, plan, tables, columns_at, columns, K, scale, 0, plan.warps)
+        name = f"wide_{plan.columns}"
+        self._launch(name, name, blocks, 32 * plan.warps, words, plan.jobs[0].shared)
+
+    def _words(
+        self, result: int, plan: shares.Plan | shares.Wide, tables: list[bytes], columns_at: tuple[Any, ...],
+        columns: int, K: int, scale: Any, parts: int, height: int = 1,
+    ) -> tuple[bytes, int]:  # fmt: skip
+        """A ``Stream`` of ``kernels/products.cuh``, and its blocks. columns_at: its first words."""
         jobs, segment, block, ticket = b"", 0, 0, 0
         for job, table in zip(plan.jobs, tables, strict=True):
             end = segment + len(table) // _SEGMENT
-            jobs += pack(*job.words(K, segment, end, ticket, block, plan.warps))
-            segment, block, ticket = end, block + job.blocks, ticket + job.tiles
+            jobs += pack(*job.words(K, segment, end, ticket, block, height))
+            segment, block, ticket = end, block + job.slices * job.blocks, ticket + job.tiles
         words = pack(
-            self.room, None, None, None, eps, columns, K, result, len(plan.jobs), plan.warps, plan.stages, scale,
-            self.room.ptr + _OPERANDS, 0, self.tickets,
+            *columns_at, columns, K, result, len(plan.jobs), plan.warps, plan.stages, scale,
+            self.room.ptr + _OPERANDS, parts, self.tickets,
         )  # fmt: skip
         words += jobs.ljust(shares.MAX_JOBS * _JOB, b"\0")
-        words += b"".join(tables).ljust(shares.MAX_SEGMENTS * _SEGMENT, b"\0")
-        name = f"wide_{plan.columns}"
-        self._launch(name, name, block, 32 * plan.warps, words, plan.jobs[0].shared)
+        return words + b"".join(tables).ljust(shares.MAX_SEGMENTS * _SEGMENT, b"\0"), block
 
     def _launch(self, module: str, symbol: str, grid: Any, block: int, words: bytes, shared: int) -> None:
         function = self._device.function(module, symbol, shared)
@@ -274,9 +273,10 @@ def _rows_at(matrix: CudaMatrix, begin: int, end: int) -> CudaRows:
 
 
 def _by_format(steps: list[Step]) -> list[list[Step]]:
-    """Steps of one format together, bf16 last."""
+    """Steps of one format together, the fewest rows first."""
     formats = sorted({step[0][0].format for step in steps}, reverse=True)
-    return [[step for step in steps if step[0][0].format == format] for format in formats]
+    own = [[step for step in steps if step[0][0].format == format] for format in formats]
+    return sorted(own, key=lambda steps: sum(step[0][0].rows for step in steps))
 
 
 def _groups(steps: list[Step], most: int) -> Iterator[list[Step]]:
