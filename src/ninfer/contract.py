@@ -334,6 +334,11 @@ class ProgramPort(ContextPort, Protocol):
 
     def stats(self) -> Mapping[str, int]: ...
 
+    def gaps(self) -> tuple[tuple[int, int], ...]:
+        """Rows, and nanoseconds from the results of a decode round to the launch of the next one of as many, of the
+        latest rounds, in order."""
+        ...
+
     def count_anew(self) -> None:
         """Have the counters among ``stats`` start from zero. Requires that nothing is running."""
         ...

@@ -502,6 +502,9 @@ class ScriptedProgram:
     def stats(self) -> Mapping[str, int]:
         return {"pages.used": self.pages - self.free_pages}
 
+    def gaps(self) -> tuple[tuple[int, int], ...]:
+        return ()
+
     def count_anew(self) -> None:
         self._enter("count_anew")
 

@@ -505,13 +505,16 @@ def test_stats_count_what_moves() -> None:
     assert moved.pop("upload_bytes") < 3 * 8192
     assert moved.pop("download_bytes") == 3 * 512
     assert moved.pop("decode_device_ns") > 0
-    assert moved.pop("decode_gap_ns") > 0
+    assert [rows for rows, _ in p.gaps()] == [2, 2]
+    assert moved.pop("decode_gap_ns") == sum(ns for _, ns in p.gaps()) > 0
     assert moved == {
         "launches": 6, "uploads": 3, "downloads": 3, "decode_rounds": 3, "decode_tokens": 6, "decode_gaps": 2,
         "decode_bytes": 3 * (1000 + 2 * 2 * 8) + 2 * (8 + 9 + 10) * 8,
     }  # fmt: skip
     assert after["prefill_tokens"] == 14
     assert (after["pages.main.total"], after["pages.main.used"], after["state_slots.used"]) == (12, 2, 2)
+    p.count_anew()
+    assert p.gaps() == ()
 
 
 def test_the_plan_is_what_is_used_and_what_does_not_fit_is_refused_with_numbers() -> None:

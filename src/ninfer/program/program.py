@@ -324,6 +324,9 @@ class Program:
         planned = {f"bytes.{name}": n for name, n in self.components.items()}
         return planned | occupancy(self.store) | self._units.counters | self._traffic.counters()
 
+    def gaps(self) -> tuple[tuple[int, int], ...]:
+        return tuple(self._units.gaps)
+
     def count_anew(self) -> None:
         self._units.count_anew()
         self._traffic.count_anew()

@@ -10,6 +10,7 @@ padding.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from functools import partial
@@ -39,6 +40,9 @@ COUNTERS = (
 """What is counted since the start. decode_device_ns: nanoseconds from the launch of each decode round until its results
 were here, drafts included where the host waited for them. decode_gaps: decode rounds that followed another one of as
 many rows, decode_gap_ns: from there to the launch of the other."""
+
+GAPS = 1024
+"""Of how many of the latest decode rounds the time before each is kept, not only its sum."""
 
 WIDTHS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536)
 """Tokens of the recorded prefill units below a whole chunk. Close enough that padding costs at most half a unit."""
@@ -81,6 +85,7 @@ class Units:
     """Submits units and owns what they need on the host: input frames, one output frame, mask words, recordings.
 
     decision: the frame of a decision round, whose copy up is part of the recording. Free whenever no batch is pending.
+    gaps: rows and nanoseconds of the latest of ``decode_gaps``.
     """
 
     def __init__(self, device: Device, arena: Arena, memory: Memory, shape: Shape, table: ExecutionRows) -> None:
@@ -136,6 +141,7 @@ class Units:
 
     def count_anew(self) -> None:
         self.counters, self._results_ns = dict.fromkeys(COUNTERS, 0), 0
+        self.gaps: deque[tuple[int, int]] = deque(maxlen=GAPS)
 
     # -- host frames ---------------------------------------------------------------------------------------------
 
@@ -180,8 +186,10 @@ class Units:
             self._carry(self.decision, B)
         self._launched_ns = time.perf_counter_ns()
         if self._results_ns and self._rows == B:
+            gap = self._launched_ns - self._results_ns
             self.counters["decode_gaps"] += 1
-            self.counters["decode_gap_ns"] += self._launched_ns - self._results_ns
+            self.counters["decode_gap_ns"] += gap
+            self.gaps.append((B, gap))
         self._rows = B
         self._launch("forward", B, W)
 

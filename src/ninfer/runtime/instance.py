@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -114,7 +115,7 @@ def open_instance(artifact: str | bytes | os.PathLike[Any] | ArtifactSource, opt
         costs = CostModel(transfers, measure_prefill(program, chunk, context)) if cache.enabled else GENERIC
         prices = measure_rounds(program, shape.rows, shape.window, context) if shape.adaptive else None
         program.count_anew()
-        _return_freed_memory()
+        _settle_memory()
         name = contents.directory.metadata.get("name")
         return Instance(
             frontend=frontend,
@@ -156,8 +157,11 @@ def _frontend(artifact: Artifact, vocab_rows: int, options: EngineOptions) -> Fr
         raise ArtifactError(error.reason, path=name, where=error.where) from None
 
 
-def _return_freed_memory() -> None:
-    """Parsing a large vocabulary leaves some 50 MB of freed memory, which glibc keeps unless it is asked."""
+def _settle_memory() -> None:
+    """Parsing a large vocabulary leaves some 50 MB of freed memory, which glibc keeps unless it is asked. And what was
+    opened is a hundred thousand objects that Python's collector has yet to call old: it would stop everybody for 50 ms
+    to do so, in the first hundreds of decode rounds. Afterwards it waits until there are a quarter more."""
+    gc.collect()
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -32,7 +32,9 @@ class EngineStats:
     for any more) and ``evictions``; outside their budget
     ``index_bytes`` of the vocabulary's index, ``matchers`` in use and the ``matcher_tokens`` they have read. memory:
     occupancy reported by the model's stores, each entry named with its unit. context: what is kept of finished
-    requests. Both as of the last admission or end of a request.
+    requests. gaps: rows and nanoseconds between two decode rounds of as many, from the results of one to the launch of
+    the next, for the latest rounds of those that ``memory["decode_gaps"]`` counts. All three as of the last admission
+    or end of a request.
     """
 
     waiting: int
@@ -52,6 +54,7 @@ class EngineStats:
     constraints: Mapping[str, int]
     memory: Mapping[str, int]
     context: ContextStats
+    gaps: tuple[tuple[int, int], ...]
 
 
 @dataclass(slots=True)
@@ -72,10 +75,11 @@ class Metrics:
     constraints: Counter[str] = field(default_factory=Counter)
     memory: Mapping[str, int] = field(default_factory=dict)
     context: ContextStats = field(default_factory=lambda: Reuse().snapshot(Catalogue(0, 0, 1), 0))
+    gaps: tuple[tuple[int, int], ...] = ()
 
     def observe(self, program: ProgramPort, resources: ResourceManager) -> None:
         """Look at what is held now."""
-        self.memory, self.context = program.stats(), resources.stats()
+        self.memory, self.context, self.gaps = program.stats(), resources.stats(), program.gaps()
 
     def settle(self, result: GenerationResult) -> None:
         """Count a request that has ended, however it ended."""
@@ -109,4 +113,5 @@ class Metrics:
             constraints=dict(self.constraints),
             memory=dict(self.memory),
             context=self.context,
+            gaps=self.gaps,
         )

@@ -25,7 +25,8 @@ def model(geometry: str, recipe: str, *options: str) -> Callable[[Path], Rows]:
         for row in figures["decode"]:
             what = f"decode, {row['batch']} rows, {row['context']} tokens"
             speed = f"{row['tokens_per_second']:,.0f} tok/s, {1e3 * row['round_seconds']:.2f} ms"
-            host = f"host {1e6 * row['host_seconds']:.0f} us"
+            mean, median, p90 = (1e6 * row[f"host_{of}seconds"] for of in ("", "median_", "p90_"))
+            host = f"host {mean:.0f} us, median {median:.0f}, p90 {p90:.0f}"
             rows.append((what, f"{speed}, {row['bandwidth_ratio']:.0%} of bandwidth, {host}"))
         return [(f"{geometry} {recipe}: {name}", figure) for name, figure in rows]
 

@@ -93,13 +93,11 @@ def waits(out: Path) -> Iterator[Row]:
 
         def run(B: int) -> float:
             """Microseconds between rounds, median."""
-            gaps: list[int] = []
-            counters = opened[0].counters
+            opened[0].gaps.clear()
             launch = Units._launch
 
             def watched(units: Units, *name: Any) -> None:
                 if name[0] == "forward":
-                    gaps.append(counters["decode_gap_ns"])
                     marks.append(("launch", time.perf_counter_ns()))
                 launch(units, *name)
 
@@ -111,7 +109,7 @@ def waits(out: Path) -> Iterator[Row]:
             for handle in handles:
                 handle.result()
             Units._launch = launch  # type: ignore[method-assign]
-            return median([b - a for a, b in pairwise(gaps) if b > a]) / 1e3
+            return median([ns for rows, ns in opened[0].gaps if rows == B]) / 1e3
 
         def rehearsing(event: Any, length: float) -> None:
             """Every 100 us, some of what comes next is done to no effect, so that it stays in the caches."""

@@ -150,10 +150,15 @@ def test_bench_measures_through_the_engine(capsys, tmp_path):
         str(file),
     ]
     assert main(arguments) == 0
-    assert "of bandwidth" in capsys.readouterr().out
+    table = capsys.readouterr().out
+    assert "of bandwidth" in table
+    assert "median    p90" in table
     figures = json.loads(file.read_text())
     assert [row["batch"] for row in figures["decode"]] == [1, 2]
     assert all(row["tokens_per_second"] > 0 and row["bytes_per_round"] > 0 for row in figures["decode"])
+    for row in figures["decode"]:
+        assert 0 < row["host_median_seconds"] <= row["host_p90_seconds"]
+        assert row["host_seconds"] > 0
     assert [row["batch"] for row in figures["constraint"]] == [1, 2]
     assert all(row["ratio"] > 0 and row["mask_seconds"] > 0 for row in figures["constraint"])
     assert figures["prefill"]["tokens_per_second"] > 0

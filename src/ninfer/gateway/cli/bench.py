@@ -152,7 +152,7 @@ def _operations(device: str, only: Sequence[str]) -> int:
 
 
 def _decode(run: _Runs, size: int, context: int, bandwidth: float) -> dict[str, Any]:
-    seconds, moved, host = run.decode(size, context)
+    seconds, moved, gaps = run.decode(size, context)
     return {
         "batch": size,
         "context": context,
@@ -160,7 +160,9 @@ def _decode(run: _Runs, size: int, context: int, bandwidth: float) -> dict[str, 
         "round_seconds": seconds,
         "bytes_per_round": moved,
         "bandwidth_ratio": moved / seconds / bandwidth,
-        "host_seconds": host,
+        "host_seconds": statistics.fmean(gaps),
+        "host_median_seconds": statistics.median(gaps),
+        "host_p90_seconds": statistics.quantiles(gaps, n=10)[-1] if len(gaps) > 1 else gaps[0],
     }
 
 
@@ -195,9 +197,9 @@ class _Runs:
         pages = -(-(context + 2 * self.tokens) // 64)
         return bool(size * pages <= self.engine.stats().memory["pages.main.total"])
 
-    def decode(self, size: int, context: int) -> tuple[float, float, float]:
+    def decode(self, size: int, context: int) -> tuple[float, float, list[float]]:
         """Seconds of a round of ``size`` requests that decode together after ``context`` tokens, the bytes it has to
-        move, and the seconds between the results of a round and the launch of the next.
+        move, and the seconds between the results of each such round and the launch of the next, 0 where none follows.
 
         What counts is what the last request sees: the others have begun before it, and end after it.
         """
@@ -206,12 +208,12 @@ class _Runs:
         handles = [self.submit(context, self.tokens + (head if i + 1 < size else 0)) for i in range(size)]
         last = [handle.result() for handle in handles][-1]
         after = self.engine.stats()
-        gaps, gap_ns = (after.memory[name] - before.memory[name] for name in ("decode_gaps", "decode_gap_ns"))
+        rounds = after.memory["decode_gaps"] - before.memory["decode_gaps"]
+        gaps = [ns / 1e9 for rows, ns in after.gaps[-rounds:] if rows == size] if rounds else []
         memory, cached = after.memory, context + self.tokens // 2
         moved = memory[f"weight_bytes.{size}"]
         moved += size * (cached * memory["kv_bytes_per_token"] + 2 * memory["state_bytes_per_row"])
-        host = gap_ns / max(1, gaps) / 1e9
-        return last.timings.decode / (last.usage.completion_tokens - 1), moved, host
+        return last.timings.decode / (last.usage.completion_tokens - 1), moved, gaps or [0.0]
 
     def constrained(self, size: int) -> dict[str, float]:
         """Seconds of a decode round of ``size`` requests, free and under a schema whose answers are longer than the
@@ -288,14 +290,15 @@ def _table(figures: dict[str, Any]) -> str:
     if figures["decode"]:
         lines.append(
             f"{'batch':>5} {'context':>8} {'tok/s':>9} {'ms/round':>9} {'MB/round':>9} {'GB/s':>7} {'of bandwidth':>12}"
-            f" {'host us':>8}"
+            f" {'host us':>8} {'median':>7} {'p90':>6}"
         )
     for row in figures["decode"]:
         lines.append(
             f"{row['batch']:>5} {row['context']:>8} {row['tokens_per_second']:>9,.1f}"
             f" {row['round_seconds'] * 1e3:>9.3f} {row['bytes_per_round'] / 1e6:>9.1f}"
             f" {row['bytes_per_round'] / row['round_seconds'] / 1e9:>7.1f} {row['bandwidth_ratio']:>12.1%}"
-            f" {row['host_seconds'] * 1e6:>8.0f}"
+            f" {row['host_seconds'] * 1e6:>8.0f} {row['host_median_seconds'] * 1e6:>7.0f}"
+            f" {row['host_p90_seconds'] * 1e6:>6.0f}"
         )
     gap = figures["gap_seconds"]
     if gap:
