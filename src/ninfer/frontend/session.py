@@ -31,6 +31,9 @@ from ninfer.results import (
     ToolCallEvent,
 )
 
+Unread = tuple[Sequence[int], Sequence[TokenLogprob] | None]
+"""Tokens that can only add text, and their scores where the request asked for them."""
+
 
 @attrs.frozen
 class OutputProtocol:
@@ -93,13 +96,13 @@ class OutputSession:
         self._plain = self._decoder.plain
         self._count = Count()
         self._ready: Round | None = None
-        self._round: Round | list[Scored] | None = None
+        self._round: Round | Unread | None = None
         self._finished = False
         self._said: dict[Channel, list[str]] = {"thinking": [], "content": []}
         self._calls: list[ToolCall] = []
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
-        self._unread: list[Scored] = []
+        self._unread: list[Unread] = []
         self._unsaid: list[Scored] = []
         self._untold: list[Delta | ToolCallEvent] = []
 
@@ -211,7 +214,7 @@ class OutputSession:
         if self._only_text(tokens):
             if self.matcher is not None:
                 self.matcher.preview(tokens)
-            self._round = list(zip(tokens, logprobs or repeat(None)))
+            self._round = tuple(tokens), logprobs
             return ALL[len(tokens)]
         self._check_open(tokens)
         if self.control:
@@ -246,10 +249,11 @@ class OutputSession:
         if isinstance(work, Round):
             self._adopt(work)
             return
-        self._count.produced += len(work)
+        n = len(work[0])
+        self._count.produced += n
         if self._decoder.thinking:
-            self._count.thinking += len(work)
-        self._unread += work
+            self._count.thinking += n
+        self._unread.append(work)
 
     def tell(self) -> list[Delta | ToolCallEvent]:
         """The events of what has been committed since the last call, in order."""
@@ -306,12 +310,12 @@ class OutputSession:
         if not self._unread:
             return
         work = Round(self._decoder, self._count, unsaid=self._unsaid)
-        for token, logprob in self._unread:
-            work.tokens.append(token)
-            if logprob is not None:
-                work.logprobs.append(logprob)
-            work.unsaid.append((token, logprob))
-            work.say(work.decoder.feed(self._protocol.shown[token]), self._prompt)
+        for tokens, logprobs in self._unread:
+            work.tokens += tokens
+            work.logprobs += logprobs or ()
+            for token, logprob in zip(tokens, logprobs or repeat(None)):
+                work.unsaid.append((token, logprob))
+                work.say(work.decoder.feed(self._protocol.shown[token]), self._prompt)
         self._unread = []
         self._adopt(work)
 

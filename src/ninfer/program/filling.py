@@ -30,16 +30,14 @@ def fill_decode(
         _fill_places(rows, records)
         _fill_sampling(rows, records, constrained, ORDINARY_DECODE)
         frame.members = () if forked or W > 1 else members  # drafts change widths and purposes
-    at = [r.frontier for r in records]
-    rows.start[:] = at
-    rows.tokens[:, 0] = [r.ledger[n] for n, r in zip(at, records)]
-    first = [n + r.request.identity.rope_delta for n, r in zip(at, records)]
-    if W == 1:
-        rows.positions[:, :, 0] = first
-        rows.index[:, 0] = [r.length for r in records]
-    else:
-        rows.positions[:] = np.array(first)[:, None] + np.arange(W)
-        rows.index[:] = np.array([[r.length] for r in records]) + np.arange(W)
+    starts, tokens, times, heights, widths, indices = rows.firsts
+    for b, r in enumerate(records):
+        at = r.frontier
+        starts[b], tokens[b], indices[b] = at, r.ledger[at], r.length
+        times[b] = heights[b] = widths[b] = at + r.request.identity.rope_delta
+    if W > 1:
+        rows.positions[:] = rows.positions[:, :, :1] + np.arange(W)
+        rows.index[:] = rows.index[:, :1] + np.arange(W)
 
 
 def fill_first(frame: InputFrame, records: tuple[SequenceRecord, ...], constrained: tuple[int, ...]) -> None:

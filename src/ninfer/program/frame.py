@@ -77,7 +77,8 @@ def before(fields: Mapping[str, Field], name: str) -> int:
 
 
 class HostBlock:
-    """A packed block in host memory and typed views of its fields."""
+    """A packed block in host memory and typed views of its fields. numbers: those that are a row of integers, as views
+    that give a few of them several times as fast as arrays."""
 
     def __init__(self, device: Device, fields: Mapping[str, Field]) -> None:
         offsets, nbytes = field_offsets(tuple(fields.values()))
@@ -86,14 +87,21 @@ class HostBlock:
             name: self.bytes[at : at + extent(f.shape, f.dtype)].view(_NUMPY[f.dtype]).reshape(f.shape)
             for (name, f), at in zip(fields.items(), offsets, strict=True)
         }
+        self.numbers = {
+            name: self.fields[name].data for name, f in fields.items() if len(f.shape) == 1 and f.dtype == "i32"
+        }
 
 
 class HostRows:
-    """The short fields of an input block as arrays of ``B`` rows of ``W`` columns."""
+    """The short fields of an input block as arrays of ``B`` rows of ``W`` columns.
+
+    firsts: start, and of the first column token, three positions and index, by row. Views, into which a number is
+    stored several times as fast as into an array: this is what changes in every round.
+    """
 
     __slots__ = (
-        "accepted", "draft_table", "drafted", "drafts", "index", "kept", "lanes", "last", "positions", "proposed",
-        "purpose", "read", "real", "seed", "start", "table", "tokens", "whole", "width", "write",
+        "accepted", "draft_table", "drafted", "drafts", "firsts", "index", "kept", "lanes", "last", "positions",
+        "proposed", "purpose", "read", "real", "seed", "start", "table", "tokens", "whole", "width", "write",
     )  # fmt: skip
 
     def __init__(self, block: HostBlock, B: int, W: int, window: int) -> None:
@@ -107,6 +115,8 @@ class HostRows:
         self.whole = f["whole"][: 4 * B].reshape(B, 4)
         self.seed = f["seed"][: 2 * B].reshape(B, 2)
         self.index, self.purpose = f["index"][: B * W].reshape(B, W), f["purpose"][: B * W].reshape(B, W)
+        first = (self.start, self.tokens[:, 0], *self.positions[:, :, 0], self.index[:, 0])
+        self.firsts = tuple(array.data for array in first)
         if window:
             self.draft_table, self.drafted = f["draft_table"][:B], f["drafted"][:B]
             self.drafts, self.proposed = (f[name][: B * (W - 1)].reshape(B, W - 1) for name in ("drafts", "proposed"))

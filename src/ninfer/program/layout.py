@@ -27,6 +27,8 @@ class PoolKind(enum.Enum):
     DRAFT_FULL = 2
     """Those of a draft model's full-context layers."""
 
+    __hash__ = object.__hash__  # that of Enum is a function in Python, and pools are looked up in every round
+
 
 SCALED = 64
 """Features of a head that share one scale of an INT8 plane."""

@@ -348,7 +348,8 @@ class Program:
         records = tuple([self._sequences.get(sequence) for sequence in sequences])
         if not records or len({r.lane for r in records}) != len(records):
             raise InvariantError(f"a unit needs distinct rows, not {sequences}")
-        if self._transactions.captured in sequences:
+        captured = self._transactions.captured
+        if captured is not None and captured in sequences:
             raise InvariantError("a row runs no unit while it is captured")
         self._take_drafts()
         return records

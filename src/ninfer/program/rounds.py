@@ -77,9 +77,9 @@ def collect(
     """Wait for the round and read its rows. Raises DeviceError where a logit that decided was not finite."""
     B, W = len(pending.records), max(pending.columns, 1)
     out, drafted = units.results(decode=not first), pending.drafted
-    decided = out.fields["token"][: B * W].tolist()
+    decided = out.numbers["token"][: B * W].tolist()
     if pending.columns:
-        kept = out.fields["accepted"][:B].tolist()
+        kept = out.numbers["accepted"][:B].tolist()
         produced = [tuple(decided[i * W : i * W + n + 1]) for i, n in enumerate(kept)]
     else:
         produced = [(token,) for token in decided]

@@ -16,6 +16,8 @@ _GO_ON = tuple(RowDecision(n) for n in range(16))
 LICENCES = tuple(UnitLicense(n) for n in range(16))
 ORDINARY = LICENCES[0]
 """One token, whatever the budgets: a row without output left has ended."""
+UNDRAFTED = (0, 0)
+"""Drafts verified and kept in a round without any."""
 
 
 def licence(row: RequestRecord, drafts: int, prices: Prices | None = None) -> UnitLicense:
@@ -61,7 +63,7 @@ def preview_row(row: RequestRecord, produced: ProducedRow, *, control: bool) -> 
     preview = session.preview_control(tokens) if control else session.preview(tokens, _logprobs(produced))
     row.previewed = True
     accepted = row.accepted = preview.accepted
-    row.verified = produced.drafted, min(accepted, count - 1)
+    row.verified = (produced.drafted, min(accepted, count - 1)) if produced.drafted else UNDRAFTED
     terminal = preview.terminal
     if terminal is not None:
         row.ending = Ending.limit(row.request.limit) if terminal[0] == "length" else Ending(*terminal)

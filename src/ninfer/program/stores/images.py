@@ -33,7 +33,7 @@ class ActiveStateBinding:
 
     @property
     def forked(self) -> bool:
-        return self.read != self.write
+        return self.read is not self.write and self.read != self.write
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,12 +134,12 @@ class KVStore:
         s = self.spaces.get(space)
         if s.row is None or not s.committed <= tokens <= PAGE * len(s.blocks):
             raise InvariantError(f"{self.kind.name}: frontier {tokens} outside {s.committed}..{PAGE * len(s.blocks)}")
-        block, full = s.committed // PAGE, tokens // PAGE
-        for whole in s.blocks[block:full]:
+        full, rest = divmod(tokens, PAGE)
+        for whole in s.blocks[s.committed // PAGE : full]:
             page = self.pages.get(whole)
             page.committed, page.writer = PAGE, None
-        if tokens % PAGE:
-            self.pages.get(s.blocks[full]).committed = tokens % PAGE
+        if rest:
+            self.pages.get(s.blocks[full]).committed = rest
         s.committed = tokens
 
     def deactivate(self, space: Handle, keep: int) -> None:
