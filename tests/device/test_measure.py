@@ -75,8 +75,22 @@ def test_reuse_is_measured_on_the_host_as_on_a_gpu() -> None:
 def test_rounds_with_drafts_are_compared_with_plain_steps(tmp_path: Path) -> None:
     rows = dict(drafted("tiny", "q8", "dflash2", 3, device="cpu", batches="2", tokens=6)(tmp_path))
     assert list(rows) == [f"tiny q8, 2 rows: {what}" for what in ("plain step", "dflash2 round, 3 drafts", "drafting")]
-    added = float(rows["tiny q8, 2 rows: drafting"].split()[-5])
+    figure, _, head = rows["tiny q8, 2 rows: drafting"].partition(";")
+    assert head == " from 512 tokens"
+    added = float(figure.split()[-5])
     assert 0 < added < 5, "the companion is of the size of the model"
+
+
+def test_a_reduced_head_is_said_and_reads_less(tmp_path: Path) -> None:
+    reads = []
+    for choice, tokens in (("off", 512), ("on", 256)):
+        rows = dict(
+            drafted("tiny", "q8", "mtp", 3, "--proposal-head", choice, device="cpu", batches="1", tokens=6)(tmp_path)
+        )
+        figure, _, head = rows["tiny q8, 1 rows: drafting"].partition(";")
+        assert head == f" from {tokens} tokens"
+        reads.append(float(figure.split()[-5]))
+    assert 0 < reads[1] < reads[0]
 
 
 def test_rounds_under_a_schema_are_compared_with_free_ones(tmp_path: Path) -> None:
@@ -89,7 +103,7 @@ def test_rounds_under_a_schema_are_compared_with_free_ones(tmp_path: Path) -> No
 def test_the_parts_of_a_round_are_timed_by_its_width(tmp_path: Path) -> None:
     rows = dict(widths("tiny", "q8", device="cpu", rows=2)(tmp_path))
     for B in (1, 2):
-        for kind in ("forward", "finish"):
+        for kind in ("forward", "finish", "fold"):
             assert f"tiny q8, {B} rows, {kind}, 8 columns" in rows
         assert float(rows[f"tiny q8, {B} rows, verification, 8 columns / 1"]) > 0
 

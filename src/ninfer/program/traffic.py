@@ -17,6 +17,8 @@ class Traffic:
         rows, K = range(1, shape.rows + 1), shape.window
         self._window = K
         self._weights = {(B, W): model.weight_bytes(B * W) for B in rows for W in range(1, K + 2)}
+        proposal = model.proposal
+        self._draftable = (shape.vocabulary if proposal is None else proposal.shape[0]) if K else 0
         self._drafting = {(B, S): model.draft_bytes(B, S) for B in rows for S in range(K + 1)}
         self.kv_token = sum(plane.bytes_per_token for layout in layouts for plane in layout.planes)
         self.state = state_bytes
@@ -37,6 +39,7 @@ class Traffic:
         K = self._window
         return {
             **{f"weight_bytes.{B}": n + self._drafting[B, K] for (B, W), n in self._weights.items() if W == K + 1},
+            "draft_vocabulary": self._draftable,
             "kv_bytes_per_token": self.kv_token,
             "state_bytes_per_row": self.state,
             "prefill_tokens": self.prefill_tokens,

@@ -15,9 +15,9 @@ from .stage import ROOT, Row, Stage
 TINY = ROOT / "examples" / "tiny"
 
 
-def drafted(geometry: str, recipe: str, backend: str, drafts: int, *, device: str = "cuda:0", batches: str = "1,8",
-            tokens: int = 24) -> Callable[[Path], Iterator[Row]]:  # fmt: skip
-    """``ninfer bench --spec``: milliseconds of both, and the bytes of weights that each has to read."""
+def drafted(geometry: str, recipe: str, backend: str, drafts: int, *options: str, device: str = "cuda:0",
+            batches: str = "1,8", tokens: int = 24) -> Callable[[Path], Iterator[Row]]:  # fmt: skip
+    """``ninfer bench --spec`` with more ``options``: milliseconds of both, and the weights that each has to read."""
 
     def measure(out: Path) -> Iterator[Row]:
         from ninfer.gateway.cli import main as ninfer
@@ -25,7 +25,7 @@ def drafted(geometry: str, recipe: str, backend: str, drafts: int, *, device: st
         file = out / "drafted.json"
         what = ("--synthetic", geometry, "--recipe", recipe, "--spec", backend, "--draft-tokens", str(drafts))
         size = ("--prompt", "64", "--tokens", str(tokens), "--batches", batches)
-        if ninfer(["bench", "--device", device, *what, *size, "--json", str(file)]):
+        if ninfer(["bench", "--device", device, *what, *options, *size, "--json", str(file)]):
             raise RuntimeError("ninfer bench failed; it says why above")
         for row in json.loads(file.read_text())["speculation"]:
             name, plain = f"{geometry} {recipe}, {row['batch']} rows", row["plain_weight_bytes"]
@@ -34,7 +34,7 @@ def drafted(geometry: str, recipe: str, backend: str, drafts: int, *, device: st
             yield f"{name}: plain step", f"{1e3 * row['plain_round_seconds']:.3f} ms, {plain / 1e6:,.0f} MB of weights"
             took = f"{1e3 * row['round_seconds']:.3f} ms, {row['round_cost']:.3f} of a plain step"
             yield f"{name}: {backend} round, {drafts} drafts", f"{took}; {row['tokens_per_round']:.2f} tokens"
-            yield f"{name}: drafting", reads
+            yield f"{name}: drafting", f"{reads}; from {row['draft_vocabulary']:,} tokens"
 
     return measure
 
@@ -89,4 +89,7 @@ def _answers(engine: Any, chats: list[Any], size: int) -> tuple[list[Any], float
 STAGES = {
     f"model 27b fp8 {backend}": Stage(80, drafted("27b", "fp8", backend, drafts))
     for backend, drafts in (("mtp", 3), ("dflash", 7), ("dflash2", 7))
-} | {"tiny drafts": Stage(60, answered())}
+} | {
+    "model 27b fp8 mtp proposal": Stage(80, drafted("27b", "fp8", "mtp", 3, "--proposal-head", "on")),
+    "tiny drafts": Stage(60, answered()),
+}

@@ -88,6 +88,10 @@ def _parts(units: Any, rows: int) -> dict[tuple[str, int, int], float]:
             fields["start"][:B], fields["width"][:B], fields["drafted"][:B] = TOKENS, n, n - 1
             for kind, name in (("forward", ("forward", B, n)), ("finish", ("finish", B, n, False, False))):
                 spent[kind, B, n] = _seconds(units, name)
+            if n > 1:  # what is kept where no draft is: the anchor
+                fields["accepted"][:B], fields["last"][:B] = 1, range(0, n * B, n)
+                units._recorded.launch(("forward", B, n))
+                spent["fold", B, n] = _seconds(units, ("fold", B, n))
         for n in units.steps:
             spent["draft", B, n] = _seconds(units, ("draft", B, n))
     return spent

@@ -307,7 +307,8 @@ def _table(figures: dict[str, Any]) -> str:
             f" {gap['median'] * 1e3:.2f} ms, longest {gap['longest'] * 1e3:.2f} ms"
         )
     if figures["speculation"]:
-        lines.append(f"answers with {figures['spec']} drafts, and without:")
+        head = f"a head of {figures['speculation'][0]['draft_vocabulary']:,} tokens"
+        lines.append(f"answers with {figures['spec']} drafts from {head}, and without:")
         lines.append(speculation.table(figures["speculation"]))
     for c in figures["constraint"]:
         lines.append(

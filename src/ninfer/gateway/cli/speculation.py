@@ -23,13 +23,15 @@ QUESTIONS = (
 @dataclass(frozen=True, slots=True)
 class _Measured:
     """seconds: of a whole batch of answers, prefill included. round_seconds: from the launch of a decode round to the
-    next. rows: of all decode rounds. weight_bytes: that a round of full width has to read."""
+    next. rows: of all decode rounds. weight_bytes: that a round of full width has to read.
+    draft_vocabulary: tokens that can be drafted."""
 
     tokens: int
     seconds: float
     round_seconds: float
     rows: int
     weight_bytes: int
+    draft_vocabulary: int
     drafts: SpeculationStats
 
 
@@ -83,7 +85,7 @@ def _measure(engine: Any, size: int, tokens: int) -> _Measured:
     rounds, rows = after.decode_rounds - before.decode_rounds, after.decode_rows - before.decode_rows
     period = (device_ns / rounds + gap_ns / max(gaps, 1)) / 1e9
     weights, tokens = after.memory[f"weight_bytes.{size}"], sum(r.usage.completion_tokens for r in results)
-    return _Measured(tokens, seconds, period, rows, weights, drafts)
+    return _Measured(tokens, seconds, period, rows, weights, after.memory["draft_vocabulary"], drafts)
 
 
 def _row(size: int, one: _Measured, other: _Measured) -> dict[str, Any]:
@@ -96,6 +98,7 @@ def _row(size: int, one: _Measured, other: _Measured) -> dict[str, Any]:
         "rounds": d.rounds,
         "drafted": d.drafted,
         "accepted": d.accepted,
+        "draft_vocabulary": one.draft_vocabulary,
         "width": 1 + d.drafted / one.rows,
         "tokens_per_round": 1 + d.accepted / one.rows,
         "kept_by_place": [n / d.rounds for n in d.accepted_per_position] if d.rounds else [],
