@@ -41,7 +41,7 @@ def probabilities(engine: ninfer.Engine, temperature: float, top_k: int, bounds:
     ahead: dict[Answer, dict[int, float]] = {}
     said: set[Answer] = set()
     for seed in range(0, 400, 16):  # nearly uniform, until no branch is left that was not walked
-        hot = [SamplingParams(temperature=100.0, top_k=top_k, seed=seed + i) for i in range(16)]
+        hot = [SamplingParams(temperature=100.0, top_k=top_k, top_p=1.0, seed=seed + i) for i in range(16)]
         handles = [engine.submit(CHAT, block=True, sampling=sampling, logprobs=20, **bounds) for sampling in hot]
         for result in [handle.result() for handle in handles]:
             said.add(answer := tuple(result.token_ids))
@@ -73,7 +73,7 @@ def test_answers_are_as_likely_as_they_should_be(enumerated, drafting, count, ca
     found: Counter[Answer] = Counter()
     kept = 0
     for seed in range(0, count, 8):
-        some = [SamplingParams(temperature=temperature, top_k=top_k, seed=seed + i) for i in range(8)]
+        some = [SamplingParams(temperature=temperature, top_k=top_k, top_p=1.0, seed=seed + i) for i in range(8)]
         for result in [h.result() for h in [drafting.submit(CHAT, sampling=one, **bounds) for one in some]]:
             found[tuple(result.token_ids)] += 1
             kept += result.speculation.accepted
