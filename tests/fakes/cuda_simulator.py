@@ -76,11 +76,11 @@ class SimulatedDevice:
         self.ops.sample_scratch = self.ops.scratch
 
     def function(self, module: str, symbol: str) -> Any:
-        return self._kernels[symbol]
+        return symbol, *self._kernels[symbol]
 
     def launch(self, function: Any, grid: Any, block: int, *args: Any) -> None:
-        kernel, threads = function
-        types = kernels.KERNELS[kernel.fn.__name__][1].split()
+        symbol, kernel, threads = function
+        types = kernels.KERNELS[symbol][1].split()
         assert len(args) == len(types)
         given = []
         for value, kind in zip(args, types):

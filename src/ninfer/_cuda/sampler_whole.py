@@ -128,6 +128,17 @@ def _left(key, top, at, keys, facts, notes):
 
 
 @cuda.jit(device=True)
+def _refused(count, at, keys, facts, removed_keys, removed):
+    """What a refused draft takes from the weights of the first ``count`` ids; nothing from others."""
+    c = cuda.threadIdx.x
+    while c < ALTERNATIVES:
+        removed_keys[c] = keys[KEYS * at.p + LISTED + c] if c < count else NONE
+        removed[c] = np.float32(facts[FACTS * at.p + 3 + c]) if c < count else F0
+        c += cuda.blockDim.x
+    cuda.syncthreads()
+
+
+@cuda.jit(device=True)
 def _listed(which, at, keys, notes, found):
     """Sort the collected ids into ``found``; how many there are, if all of them are there, else -1."""
     n = notes[NOTES * at.p + 1 + which]
@@ -190,11 +201,29 @@ def _search(goal, strict, removed_keys, removed, top, at, sums):
     return found
 
 
-def make_tally(threads):
-    """The kernel ``tally`` for blocks of ``threads``, a power of two up to BINS. Grid (any, positions)."""
+@cuda.jit(device=True)
+def _add(which, key, outer, inner, coarse, fine, top, at, bins, keys, facts, notes):
+    """Of all ids, or of those in the coarse bin, the weights by bin."""
+    if which == COARSE:
+        atomic_add(bins, 3 * BINS * at.p + outer, _units(weight_of(key, top, at.temperature)))
+    elif outer == coarse:
+        atomic_add(bins, (3 * at.p + which) * BINS + inner, _left(key, top, at, keys, facts, notes))
 
-    def tally(bins, keys, facts, notes, logits, masks, counts, real, whole, drafts, which, W, V, columns):
-        """bins u64 [P, 3, BINS]: add the weights of all ids, or of those in one coarse bin."""
+
+@cuda.jit(device=True)
+def _keep(which, key, outer, inner, coarse, fine, top, at, bins, keys, facts, notes):
+    """The ids of the fine bin, in the position's list; their number counts on beyond what it holds."""
+    if outer == coarse and inner == fine:
+        n = atomic_add(notes, NOTES * at.p + 1 + which, 1)
+        if n < CANDIDATES:
+            keys[KEYS * at.p + LISTED + ALTERNATIVES + n] = key
+
+
+def _sweep(threads, visit):
+    """A kernel that shows ``visit`` all ids of the positions that need the step ``which``, for blocks of ``threads``, a
+    power of two up to BINS. Grid (any, positions); bins u64 [P, 3, BINS]."""
+
+    def sweep(bins, keys, facts, notes, logits, masks, counts, real, whole, drafts, which, W, V, columns):
         parts = cuda.shared.array(threads, np.uint64)
         place = cuda.shared.array(1, np.int32)
         ahead = cuda.shared.array(1, np.uint64)
@@ -202,49 +231,28 @@ def make_tally(threads):
         at = position(p, W, V, columns, logits, masks, counts, real, whole, drafts)
         if not _busy(which, at, notes, real):
             return
-        top, coarse = value_of(keys[KEYS * p]), BINS
+        top, coarse, fine = value_of(keys[KEYS * p]), BINS, BINS
         if which != COARSE:
-            coarse, _, _ = _find(which, at, bins, facts[FACTS * p + 2], top, real[5 * at.b + 2], parts, place, ahead)
+            coarse, fine, _ = _find(which, at, bins, facts[FACTS * p + 2], top, real[5 * at.b + 2], parts, place, ahead)
         v = cuda.blockIdx.x * threads + cuda.threadIdx.x
         while v < V:
             key = key_of(v, at)
             if key != NONE:
                 outer, inner = _coarse(value_of(key), top, at.temperature)
-                if which == COARSE:
-                    atomic_add(bins, 3 * BINS * p + outer, _units(weight_of(key, top, at.temperature)))
-                elif outer == coarse:
-                    atomic_add(bins, (3 * p + which) * BINS + inner, _left(key, top, at, keys, facts, notes))
+                visit(which, key, outer, inner, coarse, fine, top, at, bins, keys, facts, notes)
             v += cuda.gridDim.x * threads
 
-    return tally
+    return sweep
+
+
+def make_tally(threads):
+    """The kernel ``tally``: weights of bins."""
+    return _sweep(threads, _add)
 
 
 def make_collect(threads):
-    """The kernel ``collect``, as ``tally``."""
-
-    def collect(bins, keys, facts, notes, logits, masks, counts, real, whole, drafts, which, W, V, columns):
-        """Put the ids of the fine bin into the position's list; their number counts on beyond what it holds."""
-        parts = cuda.shared.array(threads, np.uint64)
-        place = cuda.shared.array(1, np.int32)
-        ahead = cuda.shared.array(1, np.uint64)
-        p = cuda.blockIdx.y
-        at = position(p, W, V, columns, logits, masks, counts, real, whole, drafts)
-        if not _busy(which, at, notes, real):
-            return
-        top = value_of(keys[KEYS * p])
-        coarse, fine, _ = _find(which, at, bins, facts[FACTS * p + 2], top, real[5 * at.b + 2], parts, place, ahead)
-        v = cuda.blockIdx.x * threads + cuda.threadIdx.x
-        while v < V:
-            key = key_of(v, at)
-            if key != NONE:
-                outer, inner = _coarse(value_of(key), top, at.temperature)
-                if outer == coarse and inner == fine:
-                    n = atomic_add(notes, NOTES * p + 1 + which, 1)
-                    if n < CANDIDATES:
-                        keys[KEYS * p + LISTED + ALTERNATIVES + n] = key
-            v += cuda.gridDim.x * threads
-
-    return collect
+    """The kernel ``collect``: ids of a bin."""
+    return _sweep(threads, _keep)
 
 
 def make_settle(threads):
@@ -276,12 +284,7 @@ def make_settle(threads):
             listed[j] = keys[KEYS * p + j]
             weights[j] = weight_of(listed[j], top, at.temperature)
             j += threads
-        c = tid
-        while c < ALTERNATIVES:
-            removed_keys[c] = NONE
-            removed[c] = F0
-            c += threads
-        cuda.syncthreads()
+        _refused(0, at, keys, facts, removed_keys, removed)
 
         least, mass = np.uint64(1), total
         if min_p > F0:  # weights fall with the key, so what min-p keeps are the keys from some value up
@@ -352,13 +355,7 @@ def make_finish(threads):
                 key = found[j]
                 break
         if key == NONE:
-            c = tid
-            while c < ALTERNATIVES:
-                took = c < notes[NOTES * p + 4]
-                removed_keys[c] = keys[KEYS * p + LISTED + c] if took else NONE
-                removed[c] = np.float32(facts[FACTS * p + 3 + c]) if took else F0
-                c += threads
-            cuda.syncthreads()
+            _refused(notes[NOTES * p + 4], at, keys, facts, removed_keys, removed)
             key = _search(goal, True, removed_keys, removed, top, at, sums)
         if tid == 0:
             token[p] = token_of(key)
