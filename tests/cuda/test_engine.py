@@ -148,3 +148,14 @@ def test_a_model_that_does_not_fit_says_by_how_much(machine: FakeDriver, megabyt
         open_engine(kv_capacity=1024)
     assert 0 <= caught.value.free <= machine.total
     assert {kind: count for kind, count in machine.live.items() if count} == {}
+
+
+def test_weights_beyond_the_memory_are_refused_before_they_are_loaded(machine: FakeDriver) -> None:
+    source = synthetic_source("0.8b", "q4-mixed", components=("text", "mtp"), alike=True)
+    machine.total = 512 << 20
+    says = r'weights take \d+\.\d MiB, .* free on cuda:0 .*: numbers of fewer bits or spec "none"'
+    with pytest.raises(ninfer.OutOfDeviceMemory, match=says) as caught:
+        ninfer.Engine(source, device="cuda:0", spec="mtp", max_context=512, progress=False)
+    assert caught.value.plan["weights"] > caught.value.free > 0
+    assert machine.calls["memcpyAsync"] == 0
+    assert {kind: count for kind, count in machine.live.items() if count} == {}

@@ -17,7 +17,7 @@ from ninfer.artifact.directory import DIVISOR_ROLE
 from ninfer.artifact.formats import f32_to_bf16
 from ninfer.artifact.layouts import Bytes, align_up
 from ninfer.device import ITEM_BYTES, Arena, Buffer, Device
-from ninfer.errors import ArtifactError, InvalidRequest
+from ninfer.errors import ArtifactError, InvalidRequest, OutOfDeviceMemory
 from ninfer.models.qwen3_5.config import (
     FULL,
     Dense,
@@ -181,12 +181,18 @@ def bind(
     """Check the components "text" and, if asked for, "mtp", "dflash" or "dflash2", and "proposal", and make their
     weights resident on the device.
 
-    Raises ArtifactError as ``check`` does, before anything is loaded, and OutOfDeviceMemory.
+    Raises ArtifactError as ``check`` does, and OutOfDeviceMemory for more than a GPU has free, before loading anything.
     """
     if unknown := set(components) - {"text", "mtp", "proposal", *COMPANIONS}:
         raise InvalidRequest(f"cannot bind {sorted(unknown)}", field="components")
     selection = check(artifact, components)
     loader = _Loader(artifact, device, selection.parameters, progress)
+    free = device.memory().free
+    if device.kind == "cuda" and loader.total > free:
+        needed, there = (f"{nbytes / 2**20:.1f} MiB" for nbytes in (loader.total, free))
+        less = "numbers of fewer bits" + (' or spec "none"' if len(components) > 1 else "")
+        message = f"the weights take {needed}, {there} are free on {device.name}; what needs less: {less}"
+        raise OutOfDeviceMemory(message, plan={"weights": loader.total}, free=free)
     config = selection.text
     model = Model(
         config=config,
