@@ -35,7 +35,10 @@ COLD = 256 << 20
 Q4, Q5, Q6, FP8, BF16, NVFP4 = "q4_g64_fp16", "q5_g64_fp16", "q6_g64_fp16", "fp8_e4m3fn_row_bf16", "bf16", "nvfp4"
 
 
-PRODUCTS, ATTENTION = "stream_4 stream_8 stream_16 wide_32 wide_64 wide_128", "attention attention_bf16 attention_i8"
+PRODUCTS, ATTENTION = (
+    "stream_1 stream_4 stream_8 stream_16 wide_32 wide_64 wide_128",
+    "attention attention_bf16 attention_i8",
+)
 """Modules of the products that read stored weights, and of attention."""
 
 
@@ -164,6 +167,42 @@ class Bench:
         """The launches of one decode step, a layer of each kind."""
         for T in (1, 8, 64):
             self._layers(T)
+        self._layer("q4-mixed", (Q5, Q4, Q5, Q4))
+        self._layer("fp8", (FP8,) * 4)
+
+    def _layer(self, recipe: str, formats: Sequence[str]) -> None:
+        """A decode step of a Gated DeltaNet layer of the 27B geometry, to the inputs of the next one."""
+        H, I, g = 5120, 17408, GdnShape(16, 48, 128, 128, 4)
+        keys, values = g.nk * g.dk, g.nv * g.dv
+        sizes = ((H, values), (I, H), (I, H), (H, I), *((n, H) for n in (keys, keys, values, values)))
+        each = (formats[0], formats[1], formats[1], formats[2], *(formats[3],) * 4)
+        nbytes = sum(geometry(f, None, size).nbytes for f, size in zip(each, sizes, strict=True))
+        nbytes += 2 * 2 * g.nv * H + 2 * 4 * g.nv * g.dk * g.dv
+
+        def make() -> list[Callable[[], None]]:
+            x, norm, product, mixed = self.normal(1, H), self.normal(H), self.empty(1, I), self.empty(1, values)
+            q, k, v, z, a, b = outs = [self.normal(1, n) for n in (keys, keys, values, values, g.nv, g.nv)]
+            zeros, conv, gdn_norm = self.put(np.zeros(g.nv), "f32"), self.normal(4, g.channels), self.normal(g.dv)
+            rows, scratch = self.rows(1, 1, 7), self.scratch(self.ops.norm_scratch(1, I))
+
+            def work(out: Any, gate: Any, up: Any, down: Any, *inputs: Any) -> Callable[[], None]:
+                state = GdnState(self.empty(1, g.nv, g.dk, g.dv, dtype="f32"), self.empty(1, 3, g.channels))
+
+                def layer() -> None:
+                    fixed = (conv, zeros, zeros, gdn_norm)
+                    self.ops.gdn(mixed, (q, k, v), z, a, b, *fixed, state, None, rows, g, 1e-6, scratch)
+                    self.ops.project_add(x, mixed, out)
+                    self.ops.norm_swiglu(product, x, norm, gate, up, 1e-6, scratch)
+                    self.ops.project_add(x, product, down)
+                    self.ops.norm_project(outs, x, norm, inputs, 1e-6, scratch)
+
+                return layer
+
+            small = [(BF16, (g.nv, H))] * 2
+            sets = [[self.matrix(f, *size) for f, size in (*zip(each, sizes, strict=True), *small)] for _ in range(3)]
+            return [work(*matrices) for matrices in sets]
+
+        self.case(f"layer {recipe} T=1", PRODUCTS, nbytes, make)
 
     def _layers(self, T: int) -> None:
         x, norm, scratch = self.normal(T, 5120), self.normal(5120), self.scratch(T * 17408 * 2)

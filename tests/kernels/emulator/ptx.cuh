@@ -117,6 +117,7 @@ DEVICE void load_fresh(float (&v)[4], const float* p) {
     emulator::aligned(p, 16, "load_fresh from a misaligned address");
     std::memcpy(v, p, 16);
 }
+DEVICE float load_fresh(const float* p) { return *p; }
 
 DEVICE u32 bits(float v) {
     u32 r;

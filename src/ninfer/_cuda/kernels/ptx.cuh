@@ -65,6 +65,12 @@ DEVICE void load_fresh(float (&v)[4], const float* p) {
     asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "l"(p) : "memory");
 }
 
+DEVICE float load_fresh(const float* p) {
+    float v;
+    asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(p) : "memory");
+    return v;
+}
+
 // -- numbers
 
 DEVICE u32 bits(float v) { return __float_as_uint(v); }

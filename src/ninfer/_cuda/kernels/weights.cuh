@@ -69,9 +69,10 @@ template <int known, class Function> DEVICE void with_known_format(int format, F
 
 DEVICE int span_of(int format) { return format >= Q4 && format <= Q6 || format == NVFP4 ? 128 : 64; }
 
-DEVICE const u8* nvfp4_scale(const Segment& s, int row, int block) {
-    return s.scales + (((i64)(row / 128) * (s.columns / 64) + block) * 512 + row % 32 * 16 + row % 128 / 32 * 4);
+DEVICE const u8* nvfp4_scale(const u8* scales, i64 blocks, int row, int block) {
+    return scales + (((i64)(row / 128) * blocks + block) * 512 + row % 32 * 16 + row % 128 / 32 * 4);
 }
+DEVICE const u8* nvfp4_scale(const Segment& s, int row, int block) { return nvfp4_scale(s.scales, s.columns / 64, row, block); }
 
 // What a row's sum is multiplied with at the end.
 DEVICE float row_factor(const Segment& s, int row) {
