@@ -15,7 +15,7 @@ import numpy as np
 from ninfer._cuda.buffers import CudaBuffer
 from ninfer._cuda.compile import KERNELS
 from ninfer.artifact.formats import bf16_to_f32, f32_to_bf16
-from ninfer.device import ITEM_BYTES
+from ninfer.device import ITEM_BYTES, DeviceMemory
 
 HERE = Path(__file__).parent / "emulator"
 DTYPES = {
@@ -107,6 +107,9 @@ class EmulatedDevice:
         arena = Arena(nbytes)
         self._memory.append(arena.memory)
         return arena
+
+    def memory(self) -> DeviceMemory:
+        return DeviceMemory(1 << 40, 1 << 40)
 
     def host(self, shape: tuple[int, ...], dtype: str) -> Any:
         return np.zeros(shape, DTYPES[dtype])
