@@ -157,11 +157,19 @@ def _frontend(artifact: Artifact, vocab_rows: int, options: EngineOptions) -> Fr
         raise ArtifactError(error.reason, path=name, where=error.where) from None
 
 
+_settled_objects = 0
+"""Objects of the process after the last collection here."""
+
+
 def _settle_memory() -> None:
     """Parsing a large vocabulary leaves some 50 MB of freed memory, which glibc keeps unless it is asked. And what was
     opened is a hundred thousand objects that Python's collector has yet to call old: it would stop everybody for 50 ms
-    to do so, in the first hundreds of decode rounds. Afterwards it waits until there are a quarter more."""
-    gc.collect()
+    to do so, in the first hundreds of decode rounds. Afterwards it waits until there are a quarter more, and so do
+    engines opened later."""
+    global _settled_objects
+    if 4 * len(gc.get_objects()) > 5 * _settled_objects:
+        gc.collect()
+        _settled_objects = len(gc.get_objects())
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
