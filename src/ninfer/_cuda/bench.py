@@ -35,10 +35,8 @@ COLD = 256 << 20
 Q4, Q5, Q6, FP8, BF16, NVFP4 = "q4_g64_fp16", "q5_g64_fp16", "q6_g64_fp16", "fp8_e4m3fn_row_bf16", "bf16", "nvfp4"
 
 
-PRODUCTS, ATTENTION = (
-    "stream_1 stream_4 stream_8 stream_16 wide_32 wide_64 wide_128",
-    "attention attention_bf16 attention_i8",
-)
+PRODUCTS = "stream_1 stream_4 stream_8 stream_16 wide_32 wide_64 wide_128"
+ATTENTION = "attention attention_bf16 attention_i8"
 """Modules of the products that read stored weights, and of attention."""
 
 

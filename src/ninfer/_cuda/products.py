@@ -108,8 +108,7 @@ class Products:
             norm = None
         columns_at = (x, norm, sums, codes, eps)
         words, blocks = self._words(result, plan, [table for table, _ in tables], columns_at, columns, K, scale, parts)
-        # columns that are no whole vectors are made ready before, as several are
-        most = next(most for most in (1, 4, 8, 16) if columns <= most and (sums is None or most > 1))
+        most = 1 if sums is None else next(most for most in (4, 8, 16) if columns <= most)
         name, shared = f"stream_{most}", max(job.room(plan.warps, plan.stages) for job in plan.jobs)
         own = NAMES[sizes[0][0]]
         symbol = name if len(sizes) > 1 or own == "FP32" else f"{name}_{own}"

@@ -22,11 +22,18 @@ struct Octet {
     int segment, row, count;
 };
 
-// The two octets of tile `number` of segments [first, end): 16 rows of one segment, or 8 of gate and the same 8 of up.
-DEVICE void tile_octets(Octet (&octet)[2], const Stream& a, int first, int end, int number) {
+// The segment, of [first, end), that tile `number` is in; of gate and up that of gate.
+DEVICE int tile_segment(const Stream& a, int first, int end, int number) {
     const bool pair = a.result == SWIGLU;
     int i = first;
     while (i + 1 + pair < end && number >= a.segment[i + 1 + pair].tile) i += 1 + pair;
+    return i;
+}
+
+// The two octets of tile `number` of segments [first, end): 16 rows of one segment, or 8 of gate and the same 8 of up.
+DEVICE void tile_octets(Octet (&octet)[2], const Stream& a, int first, int end, int number) {
+    const bool pair = a.result == SWIGLU;
+    const int i = tile_segment(a, first, end, number);
     const int begin = (number - (int)a.segment[i].tile) * (pair ? 8 : 16), rows = (int)a.segment[i].rows;
     octet[0] = {i, (int)a.segment[i].first + begin, rows - begin};
     octet[1] = pair ? Octet{i + 1, (int)a.segment[i + 1].first + begin, rows - begin} : Octet{i, octet[0].row + 8, rows - begin - 8};

@@ -37,8 +37,8 @@ template <int F> struct Feed {
     using C = Chunk<F>;
     static constexpr int pieces = C::row / 16, step = 32 / pieces, loads = 16 / step;  // of a row; rows at once; of a chunk
     static constexpr int planes = F == Q5 ? 1 : F == Q6 ? 2 : 0;
-    const u8 *code[loads] = {}, *high[planes + 1] = {}, *scale = nullptr;  // nothing undefined, which would be kept anywhere
-    int left = 0;  // bytes of codes to the end of the rows
+    const u8 *code[loads], *high[planes + 1], *scale;
+    int left;  // bytes of codes to the end of the rows
     int to, to_high, to_scale;
 
     DEVICE explicit Feed(int lane) {
@@ -104,41 +104,22 @@ struct Share {
     DEVICE int run_begin(int warp) const { return block_begin + runs.begin(warp); }
 };
 
-// A warp's run of chunks, and where the first of them are.
-struct Start {
-    TileRows rows;
-    int begin, end, tile, chunk;
-
-    DEVICE Start(const Stream& a, const Job& job, const Share& s, int warp)
-        : rows(a, job, quotient(s.run_begin(warp), s.chunks)), begin(s.run_begin(warp)), end(s.run_begin(warp + 1)) {
-        tile = quotient(begin, s.chunks), chunk = begin - tile * s.chunks;
-    }
-};
-
-// The chunks of a run on their way through the warp's ring in shared memory, from `skip` chunks after its first on.
+// The chunks of a warp's run on their way through its ring in shared memory.
 template <int F> struct Flow {
     static constexpr int bytes = Chunk<F>::bytes;
     Feed<F> feed;
     u8* ring;
-    int next, end, tile, chunk, slot, size;
-    bool inside;  // the feed is where the next chunk is
+    int next, end, tile, chunk, slot = 0, size;
+    bool inside = false;  // the feed is where the next chunk is
 
-    DEVICE Flow(const Start& at, const Share& s, u8* ring, int stages, int lane, int skip = 0) : feed(lane), ring(ring), end(at.end) {
-        next = minimum(at.begin + skip, end), tile = at.tile, chunk = at.chunk + next - at.begin;
-        slot = skip * bytes, size = here(stages * bytes);
-        inside = chunk < s.chunks && next < end;
-        if (inside) feed.enter(at.rows, first_of(s) + chunk, lane);
-        else {
-            const int more = quotient(chunk, s.chunks);
-            tile += more, chunk -= more * s.chunks;
-        }
+    DEVICE Flow(const Share& s, u8* ring, int stages, int warp, int lane) : feed(lane), ring(ring) {
+        next = s.run_begin(warp), end = here(s.run_begin(warp + 1));
+        tile = quotient(next, s.chunks), chunk = next - tile * s.chunks, size = here(stages * bytes);
     }
-    DEVICE static int first_of(const Share& s) { return quotient(s.begin, Chunk<F>::columns); }
     DEVICE bool over() const { return next >= end; }
-    // rows_of(tile): TileRows
-    template <class RowsOf> DEVICE void fetch(const Share& s, int lane, RowsOf rows_of) {
+    DEVICE void fetch(const Stream& a, const Job& job, const Share& s, int lane) {
         if (next < end) {
-            if (!inside) feed.enter(rows_of(tile), first_of(s) + chunk, lane);
+            if (!inside) feed.enter(TileRows(a, job, tile), quotient(s.begin, Chunk<F>::columns) + chunk, lane);
             feed.copy(ring + slot, lane);
             ++next;
             inside = ++chunk < s.chunks;

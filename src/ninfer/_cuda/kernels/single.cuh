@@ -4,6 +4,70 @@
 #pragma once
 #include "stream.cuh"
 
+// One column of K elements, a multiple of 8, times 1 + norm. The norm's own factor is left to the end: squares[warp] add up
+// to its square.
+struct Column {
+    const u16 *x, *norm;
+    int K, k, end;
+    Word4 v, w;
+
+    DEVICE Column(const Stream& a, const Columns& c) : x(a.x), norm(a.norm), K((int)a.K) {
+        k = (norm ? 0 : c.begin) + 8 * thread(), end = norm ? maximum(K, c.begin + c.size) : c.begin + c.size;
+    }
+
+    DEVICE void ask() {
+        v = w = {0, 0, 0, 0};
+        if (k >= K) return;
+        v = *(const Word4*)(x + k);
+        if (norm) w = *(const Word4*)(norm + k);
+    }
+
+    // A thread's eights one after another: code that is run once takes as long to arrive as to run.
+    DEVICE void put(const Columns& c, float* squares) {
+        float square = 0;
+#pragma unroll 1
+        for (bool more = true; more;) {
+            const Word4 u = v, n = w;
+            const int at = k - c.begin;
+            k += 8 * threads();
+            more = k - 8 * thread() < end;
+            if (more) ask();
+            put8(c, at, u, n, square);
+        }
+        square = sum_warp(square);
+        if (thread() % 32 == 0) squares[thread() / 32] = square;
+    }
+
+    DEVICE static void put8(const Columns& c, int at, Word4 v, Word4 w, float& square) {
+        const bool inside = at >= 0 && at < c.size;
+        float f[8], g[8];
+        unpack8(f, v), unpack8(g, w);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) square += f[i] * f[i], f[i] *= 1.0f + g[i];
+        v = {pack(f[0], f[1]), pack(f[2], f[3]), pack(f[4], f[5]), pack(f[6], f[7])};
+        if (!c.coded) {
+            if (inside) *(Word4*)(c.x + 2 * at) = operand_order(v);
+            return;
+        }
+        unpack8(f, v);
+        u64 high, low;
+        float scale;
+        fix8(high, low, scale, f);
+        if (inside) {
+            *(u64*)(c.x + at) = high, *(u64*)(c.x + c.stride + at) = low;
+            if (at % 64 == 0) c.power[at / 64] = c.factor * scale;
+        }
+    }
+};
+
+// 1 / the norm of the one column, or 1.
+DEVICE float norm_factor(const Stream& a, const float* squares, int warps) {
+    if (!a.norm) return 1.0f;
+    float sum = 0;
+    for (int w = 0; w < warps; ++w) sum += squares[w];
+    return inverse_root(sum * reciprocal((float)a.K) + (float)a.eps);
+}
+
 // Where row lane % 16 of a tile belongs. Of gate and up, lanes from 8 on have rows of up, which go nowhere by themselves.
 struct Spot {
     int segment, row;  // of the segment
@@ -12,8 +76,7 @@ struct Spot {
     DEVICE Spot(const Stream& a, const Job& job, int tile) {
         const bool pair = a.result == SWIGLU;
         const int r = thread() % 16;
-        int i = (int)job.segment;
-        while (i + 1 + pair < (int)job.end && tile >= (int)a.segment[i + 1 + pair].tile) i += 1 + pair;
+        const int i = tile_segment(a, (int)job.segment, (int)job.end, tile);
         segment = pair && r >= 8 ? i + 1 : i;
         row = (tile - (int)a.segment[i].tile) * (pair ? 8 : 16) + (pair ? r % 8 : r);
         inside = row < (int)a.segment[i].rows && thread() % 32 < (pair ? 8 : 16);
@@ -34,17 +97,11 @@ DEVICE void settle_rows(const Stream& a, const Job& job, const Share& s, int til
     if (!job.whole) s.blocks.share(tile * s.chunks, s.chunks, s.block, part, parts);
     if (parts > 1) {
         float* partial = a.partial + ((i64)job.ticket + tile) * a.parts * 16 + r;
-        int* ticket = a.tickets + (int)job.ticket + tile;
         if (lane < 16) partial[part * 16] = sum;
-        fence();
-        sync_warp();
-        const int arrived = lane == 0 ? atomic_add(ticket, 1) : 0;
-        if (from_lane(arrived, 0) < parts - 1) return;
-        fence();
+        if (!comes_last(a.tickets + (int)job.ticket + tile, parts, lane)) return;
         sum = 0;
 #pragma unroll 2
         for (int j = 0; j < parts; ++j) sum += load_fresh(partial + j * 16);
-        if (lane == 0) *ticket = 0;
     }
     sum *= known.y;
     if (a.result == SWIGLU) sum = silu(sum) * shuffle_xor(sum, 8);
@@ -54,7 +111,8 @@ DEVICE void settle_rows(const Stream& a, const Job& job, const Share& s, int til
     else ((u16*)out)[spot.place(a)] = to_bf16(known.x + (a.result == ADD && a.scale ? a.scale[0] : 1.0f) * sum);
 }
 
-template <int F> DEVICE void single(const Stream& a, const Job& job, u8* shared, float* squares) {
+template <int F> DEVICE void single(const Stream& a, const Job& job, u8* shared) {
+    __shared__ float squares[16];
     constexpr int bytes = Chunk<F>::bytes;
     constexpr bool coded = is_coded(F);
     const int warps = 1 << (int)a.warps, warp = from_lane(thread() / 32, 0), lane = thread() % 32, r = lane % 16, stages = (int)a.stages;
@@ -64,8 +122,7 @@ template <int F> DEVICE void single(const Stream& a, const Job& job, u8* shared,
     Float2* known = (Float2*)(sums + 32 * warps) + 16 * warp;                                // of the first tile the warp settles
     u8* rings = (u8*)(sums + 64 * warps);
 
-    Flow<F> flow(Start(a, job, s, warp), s, rings + here(warp * stages * bytes), stages, lane);
-    auto rows_of = [&](int tile) { return TileRows(a, job, tile); };
+    Flow<F> flow(s, rings + here(warp * stages * bytes), stages, warp, lane);
     Column column(a, c);
     const bool settles = first_left(s, warp) * s.chunks < s.block_end;
     Float2 mine = {0.0f, 1.0f};
@@ -81,7 +138,7 @@ template <int F> DEVICE void single(const Stream& a, const Job& job, u8* shared,
             }
         }
         if (i >= stages) break;
-        flow.fetch(s, lane, rows_of);
+        flow.fetch(a, job, s, lane);
     }
     column.put(c, squares);
     if (settles && lane < 16) known[r] = mine;
@@ -93,7 +150,7 @@ template <int F> DEVICE void single(const Stream& a, const Job& job, u8* shared,
         const float upper = from_bits((u32)from_lane((int)bits(own.v[0][0]), r % 8 * 4)), lower = from_bits((u32)from_lane((int)bits(own.v[0][2]), r % 8 * 4));
         settle_rows(a, job, s, tile, spot, {spot.now(a), factor * spot.factor(a)}, r < 8 ? upper : lower);
     };
-    multiply_run<1, F>(a, s, c, flow, s.run_begin(warp), stages, rows_of, settle_own, [&](bool head, const Sums<1>& own) {
+    multiply_run<1, F>(a, job, s, c, flow, s.run_begin(warp), stages, settle_own, [&](bool head, const Sums<1>& own) {
         float* to = sums + ((head ? 0 : warps) + warp) * 16 + lane / 4;
         if (lane % 4 == 0) to[0] = own.v[0][0], to[8] = own.v[0][2];
     });
@@ -106,11 +163,4 @@ template <int F> DEVICE void single(const Stream& a, const Job& job, u8* shared,
         for (int w = first; w <= last; ++w) sum += sums[((has_head(s, w, tile) ? 0 : warps) + w) * 16 + r];
         settle_rows(a, job, s, tile, spot, {row.x, factor * row.y}, sum);
     });
-}
-
-template <int KNOWN> DEVICE void single_jobs(const Stream& a) {
-    DYNAMIC_SHARED(shared);
-    __shared__ float squares[16];
-    const Job& job = a.job[job_of(a)];
-    with_known_format<KNOWN>((int)job.format, [&](auto f) { single<f.value>(a, job, shared, squares); });
 }

@@ -6,13 +6,13 @@
 #include "columns.cuh"
 
 // A block's sums of a tile are done.
-template <int IT, bool coded, int NT> DEVICE void settle(const Stream& a, const Job& job, const Share& s, Sums<NT>& sums, int tile, float factor, int lane) {
+template <int IT, bool coded, int NT> DEVICE void settle(const Stream& a, const Job& job, const Share& s, Sums<NT>& sums, int tile, int lane) {
     int part = s.slice, parts = s.slices;
     if (!job.whole) s.blocks.share(tile * s.chunks, s.chunks, s.block, part, parts);
     if (!add_parts(a, sums, (int)job.ticket + tile, part, parts, lane)) return;
     Octet octet[2];
     tile_octets(octet, a, (int)job.segment, (int)job.end, tile);
-    finish_tile<NT, coded, IT>(a, octet, sums, factor, lane);
+    finish_tile<NT, coded, IT>(a, octet, sums, 1.0f, lane);
 }
 
 template <int F> struct NoPlaces {
@@ -23,8 +23,8 @@ template <int F> struct PlacesOf<F, false> { using type = NoPlaces<F>; };
 
 // A warp's run. The sums of a tile go to settle(tile, sums), or, of one it shares with other warps, to leave(head, sums); head:
 // the run begins inside the tile and holds its end.
-template <int IT, int F, class RowsOf, class Settle, class Leave>
-DEVICE void multiply_run(const Stream& a, const Share& s, const Columns& c, Flow<F>& flow, int begin, int stages, RowsOf rows_of, Settle settle, Leave leave) {
+template <int IT, int F, class Settle, class Leave>
+DEVICE void multiply_run(const Stream& a, const Job& job, const Share& s, const Columns& c, Flow<F>& flow, int begin, int stages, Settle settle, Leave leave) {
     constexpr int NT = (IT + 1) / 2, width = Chunk<F>::columns, bytes = Chunk<F>::bytes;
     constexpr bool coded = is_coded(F);
     const int lane = thread() % 32, columns = (int)a.columns;
@@ -45,7 +45,7 @@ DEVICE void multiply_run(const Stream& a, const Share& s, const Columns& c, Flow
     for (int i = begin; i < flow.end; ++i) {
         copies_wait(stages - 2);
         sync_warp();  // the chunk has arrived for all lanes, and all are done with the one before it
-        flow.fetch(s, lane, rows_of);
+        flow.fetch(a, job, s, lane);
         if (flow.over()) release_successors();  // their weights follow these
 
         const u8* own[operands];
@@ -81,16 +81,8 @@ template <class Of> DEVICE void each_left(const Share& s, int warp, int warps, O
 // Whether warp w, of those that share in a tile, has its end and not its beginning.
 DEVICE bool has_head(const Share& s, int w, int tile) { return s.run_begin(w + 1) >= (tile + 1) * s.chunks; }
 
-// Which job this block works on, or -1.
-DEVICE int job_of(const Stream& a) {
-    int j = 0;
-    while (j + 1 < (int)a.jobs && block_x() >= (int)a.job[j + 1].block) ++j;
-    const Job& job = a.job[j];
-    return block_x() < (int)job.block + (int)job.slices * (int)job.blocks ? j : -1;
-}
-
 // This block's part of `job`, whose rows are all of format F.
-template <int IT, int F> DEVICE void stream(const Stream& a, const Job& job, u8* shared, float* squares) {
+template <int IT, int F> DEVICE void stream(const Stream& a, const Job& job, u8* shared) {
     constexpr int NT = (IT + 1) / 2, bytes = Chunk<F>::bytes;
     constexpr bool coded = is_coded(F);
     const int warps = 1 << (int)a.warps, warp = from_lane(thread() / 32, 0), lane = thread() % 32, stages = (int)a.stages;
@@ -100,29 +92,25 @@ template <int IT, int F> DEVICE void stream(const Stream& a, const Job& job, u8*
     u8* rings = (u8*)(heads + warps * NT * 32);
     auto left_by = [&](int w, bool head) { return head ? heads + w * NT * 32 : (Float4*)(rings + w * stages * bytes); };
 
-    Flow<F> flow(Start(a, job, s, warp), s, rings + here(warp * stages * bytes), stages, lane);
-    auto rows_of = [&](int tile) { return TileRows(a, job, tile); };
+    Flow<F> flow(s, rings + here(warp * stages * bytes), stages, warp, lane);
     // Weights do not depend on the kernels before this one, the columns do: these are asked for behind few weights, as they
     // would wait for many, and before the rest.
-    Column single(a, c);
 #pragma unroll 1
     for (int i = 1;; ++i) {
         if (i == 3) {
             await_predecessors();
             if (flow.over()) release_successors();
-            if (a.sums) ask_columns(a, c);
-            else single.ask();
+            ask_columns(a, c);
         }
         if (i >= stages) break;
-        flow.fetch(s, lane, rows_of);
+        flow.fetch(a, job, s, lane);
     }
-    if (a.sums) copies_wait(stages - 3), put_powers(a, c);
-    else single.put(c, squares);
+    copies_wait(stages - 3);
+    put_powers(a, c);
     sync();
 
-    const float factor = norm_factor(a, squares, warps);
-    auto settles = [&](int tile, Sums<NT>& sums) { settle<IT, coded>(a, job, s, sums, tile, factor, lane); };
-    multiply_run<IT, F>(a, s, c, flow, s.run_begin(warp), stages, rows_of, settles, [&](bool head, const Sums<NT>& sums) { sums.store(left_by(warp, head), lane); });
+    auto settles = [&](int tile, Sums<NT>& sums) { settle<IT, coded>(a, job, s, sums, tile, lane); };
+    multiply_run<IT, F>(a, job, s, c, flow, s.run_begin(warp), stages, settles, [&](bool head, const Sums<NT>& sums) { sums.store(left_by(warp, head), lane); });
     sync();
     each_left(s, warp, warps, [&](int tile, int first, int last) {
         Sums<NT> sums;
@@ -137,23 +125,24 @@ template <int IT, int F> DEVICE void stream(const Stream& a, const Job& job, u8*
     });
 }
 
-// `KNOWN`: the format of all rows, or FORMATS.
-template <int IT, int KNOWN> DEVICE void stream_jobs(const Stream& a) {
+// The job that this block works on. `KNOWN`: the format of all rows, or FORMATS. work(format, job, shared memory).
+template <int KNOWN, class Work> DEVICE void with_job(const Stream& a, Work work) {
     DYNAMIC_SHARED(shared);
-    __shared__ float squares[16];
-    const Job& job = a.job[job_of(a)];
-    with_known_format<KNOWN>((int)job.format, [&](auto f) { stream<IT, f.value>(a, job, shared, squares); });
+    int j = 0;
+    while (j + 1 < a.jobs && block_x() >= a.job[j + 1].block) ++j;
+    const Job& job = a.job[j];
+    with_known_format<KNOWN>((int)job.format, [&](auto f) { work(f, job, shared); });
 }
 
-#define STREAM(columns, name, known) \
-    KERNEL(stream_##columns##name, Stream, 512, 1) { stream_jobs<columns / 4, known>(a); }
+#define STREAM(name, known, work) \
+    KERNEL(name, Stream, 512, 1) { with_job<known>(a, [&](auto f, const Job& job, u8* shared) { work; }); }
 // A kernel for launches of one format each is smaller than the one for all.
-#define STREAMS(columns)          \
-    STREAM(columns, , FORMATS)    \
-    STREAM(columns, _BF16, BF16)  \
-    STREAM(columns, _Q4, Q4)      \
-    STREAM(columns, _Q5, Q5)      \
-    STREAM(columns, _Q6, Q6)      \
-    STREAM(columns, _Q8, Q8)      \
-    STREAM(columns, _NVFP4, NVFP4) \
-    STREAM(columns, _FP8, FP8)
+#define STREAMS(name, work)           \
+    STREAM(name, FORMATS, work)       \
+    STREAM(name##_BF16, BF16, work)   \
+    STREAM(name##_Q4, Q4, work)       \
+    STREAM(name##_Q5, Q5, work)       \
+    STREAM(name##_Q6, Q6, work)       \
+    STREAM(name##_Q8, Q8, work)       \
+    STREAM(name##_NVFP4, NVFP4, work) \
+    STREAM(name##_FP8, FP8, work)

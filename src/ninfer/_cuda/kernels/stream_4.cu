@@ -1,4 +1,4 @@
 // Products of up to 4 columns; see stream.cuh.
 #include "stream.cuh"
 
-STREAMS(4)
+STREAMS(stream_4, (stream<1, f.value>(a, job, shared)))

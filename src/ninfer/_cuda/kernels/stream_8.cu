@@ -1,4 +1,4 @@
 // Products of up to 8 columns; see stream.cuh.
 #include "stream.cuh"
 
-STREAMS(8)
+STREAMS(stream_8, (stream<2, f.value>(a, job, shared)))

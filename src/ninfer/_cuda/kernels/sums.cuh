@@ -40,16 +40,23 @@ template <int NT> struct Sums {
     DEVICE void add(int n, Float4 f) { v[n][0] += f.x, v[n][1] += f.y, v[n][2] += f.z, v[n][3] += f.w; }
 };
 
+// True for the last of the `parts` that share in a tile to come, each with its part stored; it sees all of them.
+DEVICE bool comes_last(int* ticket, int parts, int lane) {
+    fence();
+    sync_warp();
+    const int arrived = lane == 0 ? atomic_add(ticket, 1) : 0;
+    if (from_lane(arrived, 0) < parts - 1) return false;
+    fence();
+    if (lane == 0) *ticket = 0;
+    return true;
+}
+
 // A block's sums of a tile are done: where other blocks share in it, true for the last of them, with the sums of all.
 template <int NT> DEVICE bool add_parts(const Stream& a, Sums<NT>& sums, int ticket, int part, int parts, int lane) {
     if (parts == 1) return true;
     Float4* partial = (Float4*)a.partial + (i64)ticket * a.parts * (NT * 32);
     sums.store(partial + part * NT * 32, lane);
-    fence();
-    sync_warp();
-    const int arrived = lane == 0 ? atomic_add(a.tickets + ticket, 1) : 0;
-    if (from_lane(arrived, 0) < parts - 1) return false;
-    fence();
+    if (!comes_last(a.tickets + ticket, parts, lane)) return false;
     sums.zero();
     constexpr int at_once = NT < 4 ? 4 : 1;
 #pragma unroll at_once
@@ -60,7 +67,6 @@ template <int NT> DEVICE bool add_parts(const Stream& a, Sums<NT>& sums, int tic
             load_fresh(f, (const float*)(partial + (i * NT + n) * 32 + lane));
             sums.add(n, {f[0], f[1], f[2], f[3]});
         }
-    if (lane == 0) a.tickets[ticket] = 0;
     return true;
 }
 
