@@ -325,9 +325,12 @@ class Ops(Protocol):
 
     def gdn_scratch(self, tokens: int, shape: GdnShape) -> int: ...
 
-    def gdn_fold(self, state: GdnState, record: GdnRecord, accepted: Buffer, rows: Rows, shape: GdnShape) -> None:
-        """Advance the state at ``rows.read`` by the first ``accepted`` i32 [B] recorded columns into ``rows.write``.
-        0 columns change nothing: S <- e^{G_N} S + sum_t e^{G_N - G_t} k_t d_t^T; tail <- last taps-1 inputs."""
+    def gdn_fold(
+        self, layers: Sequence[tuple[GdnState, GdnRecord]], accepted: Buffer, rows: Rows, shape: GdnShape
+    ) -> None:
+        """In every layer, advance the state at ``rows.read`` by the first ``accepted`` i32 [B] columns of its record
+        into ``rows.write``. 0 columns change nothing, N of them: S <- e^{G_N} S + sum_t e^{G_N - G_t} k_t d_t^T; tail
+        <- last taps-1 inputs. No state or record is that of two layers."""
         ...
 
     # mixture of experts

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from kernels.checks import close, poison
 from ops.harness import Array, Lab, bf16
-from ops.test_gdn import EPS, Case, make, reference
+from ops.test_gdn import EPS, Case, check_fold, make, reference
 
 from ninfer.ops import GdnRecord, GdnShape, GdnState
 
@@ -170,7 +170,7 @@ def test_fold_equals_the_recurrence_for_every_prefix(device: Any, rng: np.random
             record = layer.record(W)
             layer.run(0, W, record)
             rows = lab.rows(1, W, [start], read=[0], write=[target])
-            lab.ops.gdn_fold(layer.state, record, lab.put([accepted], "i32"), rows, shape)
+            lab.ops.gdn_fold([(layer.state, record)], lab.put([accepted], "i32"), rows, shape)
             s, tail = layer.image()
             if accepted == 0:
                 np.testing.assert_array_equal(s, case.s)
@@ -180,3 +180,14 @@ def test_fold_equals_the_recurrence_for_every_prefix(device: Any, rng: np.random
             close(s[target], want["s"], 2e-6)
             np.testing.assert_array_equal(tail[target], want["tail"])
             np.testing.assert_array_equal(s[1 - target], case.s[1 - target])
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, GdnShape(1, 2, 70, 64, 4)])
+@pytest.mark.parametrize("order", [0, 1])
+def test_fold_of_many_layers(device: Any, rng: np.random.Generator, shape: GdnShape, order: int) -> None:
+    device.order = order
+    check_fold(Lab(device), rng, shape, 3)
+
+
+def test_fold_of_more_layers_than_a_launch_takes(device: Any, rng: np.random.Generator) -> None:
+    check_fold(Lab(device), rng, GdnShape(1, 1, 4, 4, 2), 66)

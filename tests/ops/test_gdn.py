@@ -326,9 +326,8 @@ def test_fold_equals_the_recurrence_for_every_prefix(lab: Lab, rng: np.random.Ge
         layer, plain = Layer(lab, case), Layer(lab, case)
         record = layer.record(W)
         layer.run(0, W, record)
-        lab.ops.gdn_fold(
-            layer.state, record, lab.put([accepted], "i32"), lab.rows(1, W, [start], read=[0], write=[1]), shape
-        )
+        rows = lab.rows(1, W, [start], read=[0], write=[1])
+        lab.ops.gdn_fold([(layer.state, record)], lab.put([accepted], "i32"), rows, shape)
         s, tail = layer.image()
         if accepted == 0:
             np.testing.assert_array_equal(s, case.s)
@@ -339,3 +338,56 @@ def test_fold_equals_the_recurrence_for_every_prefix(lab: Lab, rng: np.random.Ge
             np.testing.assert_array_equal(got.view(np.uint32), want.view(np.uint32))
         near(s[1], reference(case, 0, 0, accepted)["s"], 1e-6)
         np.testing.assert_array_equal(s[0], case.s[0])
+
+
+def fold_reference(
+    entry: tuple[Array, Array], record: dict[str, Array], accepted: int, fresh: bool
+) -> tuple[Array, Array]:
+    """State and tail of one row in float64, ``accepted`` > 0 of its columns folded; record: k, d, g, c [W, ...]."""
+    k, d, g, c = (record[name][:accepted].astype(np.float64) for name in "kdgc")
+    s, tail = (np.zeros_like(x) if fresh else x.astype(np.float64) for x in entry)
+    left = np.exp([g[t + 1 :].sum(axis=0) for t in range(accepted)])
+    keys = np.repeat(k, s.shape[0] // k.shape[1], axis=1)
+    s = np.exp(g.sum(axis=0))[:, None, None] * s + np.einsum("th,thk,thv->hkv", left, keys, d)
+    return s, np.concatenate([tail, c])[-len(tail) :]
+
+
+def check_fold(lab: Lab, rng: np.random.Generator, shape: GdnShape, count: int) -> None:
+    """``count`` layers at once, of rows that keep none, some and all of their columns, in place and elsewhere."""
+    W, slots, accepted, start = 6, 8, [0, 3, 6, 1, 0], [5, 0, 7, 9, 3]
+    read, write = [0, 1, 2, 3, 6], [0, 4, 2, 5, 7]
+    sizes = {"k": (shape.nk, shape.dk), "d": (shape.nv, shape.dv), "g": (shape.nv,), "c": (shape.channels,)}
+    act, B = lab.device.activation, len(accepted)
+    layers, entries, records = [], [], []
+    for _ in range(count):
+        s = rng.normal(size=(slots, shape.nv, shape.dk, shape.dv)).astype(np.float32)
+        tail = bf16(rng.normal(size=(slots, shape.taps - 1, shape.channels))).astype(np.float32)
+        values = {name: bf16(rng.normal(size=(B, W, *size))).astype(np.float32) for name, size in sizes.items()}
+        values["g"] = -np.abs(values["g"])
+        flat = {name: x.reshape(B * W, *x.shape[2:]) for name, x in values.items()}
+        record = GdnRecord(*(lab.put(flat[name], act if name == "c" else "f32") for name in "kdgc"))
+        layers.append((GdnState(lab.put(s), lab.put(tail, act)), record))
+        entries.append((s, tail))
+        records.append(values)
+    lab.ops.gdn_fold(layers, lab.put(accepted, "i32"), lab.rows(B, W, start, read=read, write=write), shape)
+    for (state, _), (s, tail), values in zip(layers, entries, records, strict=True):
+        got_s, got_tail = lab.get(state.s), lab.get(state.tail)
+        for b in range(B):
+            if not accepted[b]:
+                continue
+            row = {name: x[b] for name, x in values.items()}
+            want_s, want_tail = fold_reference((s[read[b]], tail[read[b]]), row, accepted[b], start[b] == 0)
+            near(got_s[write[b]], want_s, 1e-6 * float(np.max(np.abs(want_s))))
+            np.testing.assert_array_equal(got_tail[write[b]], want_tail)
+        kept = [slot for slot in range(slots) if slot not in [w for w, n in zip(write, accepted) if n]]
+        np.testing.assert_array_equal(got_s[kept], s[kept])
+        np.testing.assert_array_equal(got_tail[kept], tail[kept])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_fold_of_many_layers(lab: Lab, rng: np.random.Generator, shape: GdnShape) -> None:
+    check_fold(lab, rng, shape, 3)
+
+
+def test_fold_of_many_layers_on_one_thread(lab1: Lab, rng: np.random.Generator) -> None:
+    check_fold(lab1, rng, SHAPES[0], 2)

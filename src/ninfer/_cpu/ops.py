@@ -214,11 +214,14 @@ class CpuOps:
     def gdn_scratch(self, tokens: int, shape: GdnShape) -> int:
         return 4 * tokens * (shape.channels + 2 * shape.nv)
 
-    def gdn_fold(self, state: GdnState, record: GdnRecord, accepted: Buffer, rows: Rows, shape: GdnShape) -> None:
-        tasks = rows.B * (shape.nv + 1)
+    def gdn_fold(
+        self, layers: Sequence[tuple[GdnState, GdnRecord]], accepted: Buffer, rows: Rows, shape: GdnShape
+    ) -> None:
+        tasks = len(layers) * rows.B * (shape.nv + 1)
+        words = [w for state, kept in layers for w in (state.s, state.tail, kept.k, kept.d, kept.g, kept.c)]
         self._submit(
-            gdn_kernels.gdn_fold, tasks, *_gdn_words(rows, shape), state.s, state.tail, record.k, record.d, record.g,
-            record.c, accepted, rows.B, grain=alone(tasks, rows.B * 8 * shape.nv * shape.dk * shape.dv),
+            gdn_kernels.gdn_fold, tasks, *_gdn_words(rows, shape), accepted, rows.B, *words,
+            grain=alone(tasks, len(layers) * rows.B * 8 * shape.nv * shape.dk * shape.dv),
         )  # fmt: skip
 
     # mixture of experts

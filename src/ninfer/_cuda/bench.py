@@ -309,17 +309,25 @@ class Bench:
             moved = B * 48 * 128 * 128 * 4 * (1 if recorded else 2)
             self.case(f"gdn B={B} W={W}{' recorded' if recorded else ''}", "gdn gdn_chunk gdn_carry", moved, make)
 
-        def fold() -> Any:
-            B, W, C = 8, 8, shape.channels
-            states = [GdnState(self.empty(B, 48, 128, 128, dtype="f32"), self.empty(B, 3, C)) for _ in range(12)]
-            record = GdnRecord(
-                self.empty(B * W, 16, 128, dtype="f32"), self.empty(B * W, 48, 128, dtype="f32"),
-                self.empty(B * W, 48, dtype="f32"), self.empty(B * W, C),
-            )  # fmt: skip
-            rows, accepted = self.rows(B, W, 7), self.put([4] * B, "i32")
-            return [lambda s=s: self.ops.gdn_fold(s, record, accepted, rows, shape) for s in states]
+        def fold(B: int, W: int) -> list[Callable[[], None]]:
+            T, slots = B * W, (B, 48, 128, 128)
+            layers = [
+                (
+                    GdnState(self.empty(*slots, dtype="f32"), self.empty(B, 3, shape.channels)),
+                    GdnRecord(
+                        self.empty(T, 16, 128, dtype="f32"), self.empty(T, 48, 128, dtype="f32"),
+                        self.empty(T, 48, dtype="f32"), self.empty(T, shape.channels),
+                    ),
+                )
+                for _ in range(48)
+            ]  # fmt: skip
+            rows, accepted = self.rows(B, W, 7), self.put([W] * B, "i32")
+            return [lambda: self.ops.gdn_fold(layers, accepted, rows, shape)]
 
-        self.case("gdn fold B=8 W=8", "gdn", 8 * 48 * 128 * 128 * 4 * 2, fold)
+        for B, W in ((1, 4), (8, 8)):
+            column = 4 * (16 * 128 + 48 * 128 + 48)
+            moved = 48 * B * (2 * 4 * 48 * 128 * 128 + 2 * 3 * 2 * shape.channels + W * column)
+            self.case(f"gdn fold of 48 layers B={B} W={W}", "gdn_fold", moved, partial(fold, B, W))
 
     def experts(self) -> None:
         E, k, I, H = 256, 8, 512, 2048

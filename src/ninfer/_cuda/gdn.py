@@ -1,7 +1,8 @@
-"""Gated DeltaNet on a GPU: one launch for a few columns, three for many, and the fold of recorded columns."""
+"""Gated DeltaNet on a GPU: one launch for a few columns, three for many, and one for the fold of many layers."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ninfer._cuda.buffers import CudaBuffer
@@ -20,6 +21,9 @@ FEATURES, TAPS = 128, 4
 
 _BATCH = 8
 """Rows of a batch, at most; more may need more scratch than was planned."""
+
+_FOLDED, _HEIGHT = 64, 64
+"""Layers of a launch that folds, at most, and rows of a head's state that a block of it takes."""
 
 _WARPS = 8
 _SQUARE, _GATES, _VALUES = 2 * CHUNK * CHUNK, 2 * 4 * CHUNK, 4 * CHUNK * SLICE
@@ -43,7 +47,7 @@ class DeltaNet:
             raise InvariantError(f"scratch of {room.nbytes} bytes")
         ratio, limit = shape.nv // shape.nk, self._device.shared_limit
         group = 4 if _chunk_shared(4, ratio) <= limit else 2
-        words = _words(out, inputs, state, record, None, rows, shape, eps, room, tickets, group)
+        words = _words(out, inputs, state, record, rows, shape, eps, room, tickets, group)
         if self._few(shape) >= rows.W:
             shared = _few_shared(rows.W, shape)
             self._launch("gdn", f"gdn_few{_odd(shape)}", (shape.nv, rows.B), 256, words, shared)
@@ -68,11 +72,19 @@ class DeltaNet:
         chunks = min(-(-tokens // (few + 1)), tokens // CHUNK + _BATCH)
         return chunks * (shape.nk * _KEYS + shape.nv * (2 * _SQUARE + _GATES + -(-shape.dv // SLICE) * _VALUES))
 
-    def fold(self, state: GdnState, record: GdnRecord, accepted: CudaBuffer, rows: Rows, shape: GdnShape) -> None:
+    def fold(
+        self, layers: Sequence[tuple[GdnState, GdnRecord]], accepted: CudaBuffer, rows: Rows, shape: GdnShape
+    ) -> None:
         _check(shape)
-        words = _words(None, (None,) * 10, state, record, accepted, rows, shape, 0.0, None, None)
-        shared = 4 * (rows.W * (FEATURES + shape.dv + 1) + 1)
-        self._launch("gdn", f"gdn_fold{_odd(shape)}", (shape.nv, rows.B), 256, words, shared)
+        common = (rows.start, rows.width, rows.read, rows.write, accepted, rows.W)
+        geometry = (shape.nk, shape.nv, shape.dk, shape.dv, shape.taps)
+        shared = 4 * (rows.W * (_HEIGHT + FEATURES + 2) + 1)
+        for begin in range(0, len(layers), _FOLDED):
+            some = layers[begin : begin + _FOLDED]
+            words = [w for state, kept in some for w in (state.s, state.tail, kept.k, kept.d, kept.g, kept.c)]
+            packed = pack(*common, *geometry, *words, *(None,) * (6 * (_FOLDED - len(some))))
+            grid = (shape.nv * FEATURES // _HEIGHT, rows.B, len(some))
+            self._launch("gdn_fold", f"gdn_fold{_odd(shape)}", grid, 256, packed, shared)
 
     def _few(self, shape: GdnShape) -> int:
         """The most columns a row that are one launch."""
@@ -98,8 +110,8 @@ def _carry_shared(slices: int, stages: int) -> int:
 
 
 def _odd(shape: GdnShape) -> str:
-    """Which of two kernels: rows of the state that are not whole vectors of 16 bytes take their own."""
-    return "_odd" if shape.dv % 4 else ""
+    """Which of two kernels: keys and rows of the state that are not whole vectors of 16 bytes take their own."""
+    return "_odd" if shape.dk % 4 or shape.dv % 4 else ""
 
 
 def _check(shape: GdnShape) -> None:
@@ -108,11 +120,11 @@ def _check(shape: GdnShape) -> None:
 
 
 def _words(
-    out: Any, inputs: tuple[Any, ...], state: GdnState, record: GdnRecord | None, accepted: Any, rows: Rows,
-    shape: GdnShape, eps: float, room: Any, tickets: Any, group: int = 0,
+    out: Any, inputs: tuple[Any, ...], state: GdnState, record: GdnRecord | None, rows: Rows, shape: GdnShape,
+    eps: float, room: Any, tickets: Any, group: int,
 ) -> bytes:  # fmt: skip
     kept = (record.k, record.d, record.g, record.c) if record else (None,) * 4
     return pack(
-        out, *inputs, state.s, state.tail, *kept, rows.start, rows.width, rows.read, rows.write, accepted, room,
-        tickets, eps, rows.W, shape.nk, shape.nv, shape.dk, shape.dv, shape.taps, group,
+        out, *inputs, state.s, state.tail, *kept, rows.start, rows.width, rows.read, rows.write, room, tickets,
+        eps, rows.W, shape.nk, shape.nv, shape.dk, shape.dv, shape.taps, group,
     )  # fmt: skip

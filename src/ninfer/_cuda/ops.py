@@ -210,8 +210,10 @@ class CudaOps:
     def gdn_scratch(self, tokens: int, shape: GdnShape) -> int:
         return self._delta.scratch(tokens, shape)
 
-    def gdn_fold(self, state: GdnState, record: GdnRecord, accepted: CudaBuffer, rows: Rows, shape: GdnShape) -> None:
-        self._delta.fold(state, record, accepted, rows, shape)
+    def gdn_fold(
+        self, layers: Sequence[tuple[GdnState, GdnRecord]], accepted: CudaBuffer, rows: Rows, shape: GdnShape
+    ) -> None:
+        self._delta.fold(layers, accepted, rows, shape)
 
     # mixture of experts
     def moe_route(

@@ -255,17 +255,20 @@ def _move_tail(new, old, x, n, channel, channels, count, taps, fresh):
 
 @kernel("gdn_fold")
 def gdn_fold(a, begin, end, ws):
-    """Replay recorded columns into the state, in the recurrence's own order. Tasks as ``gdn_scan``.
+    """Replay recorded columns into the states, in the recurrence's own order. Tasks: those of ``gdn_scan``, by layer.
 
-    Words: common; state, tail, record k, d, g, c, accepted, rows.
+    Words: common; accepted, rows; of every layer state, tail, record k, d, g, c.
     """
     w = i64p(a)
     columns, nk, nv, dk, dv, taps = w[COLUMNS], w[NK], w[NV], w[DK], w[DV], w[TAPS]
     channels = 2 * nk * dk + nv * dv
-    state, tails, record_k, record_d, record_g, record_c, rows = w[10], w[11], w[12], w[13], w[14], w[15], w[17]
-    for task in range(begin, end):
+    rows = w[11]
+    for each in range(begin, end):
+        layer, task = each // (rows * (nv + 1)), each % (rows * (nv + 1))
+        own = i64p(a + 8 * (12 + 6 * layer))
+        state, tails, record_k, record_d, record_g, record_c = own[0], own[1], own[2], own[3], own[4], own[5]
         b = task // nv if task < rows * nv else task - rows * nv
-        count = min(types.int64(i32p(w[16])[b]), types.int64(i32p(w[WIDTH])[b]))
+        count = min(types.int64(i32p(w[10])[b]), types.int64(i32p(w[WIDTH])[b]))
         fresh = i32p(w[START])[b] == 0
         read, write = types.int64(i32p(w[READ])[b]), types.int64(i32p(w[WRITE])[b])
         if count <= 0:

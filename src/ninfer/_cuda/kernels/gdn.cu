@@ -1,30 +1,10 @@
-// Gated DeltaNet of a few columns, and the fold of recorded ones.
+// Gated DeltaNet of a few columns.
 //
 // A block holds a head's state in shared memory while tokens pass by: every lane four columns, every warp some of the rows,
 // so a thread touches nothing but its own. What is executed once must also be fetched once, so code is kept short.
 #include "gdn.cuh"
 
 constexpr int WARPS = 8, ROWS = DK / WARPS, WIDE = 128;
-
-// Four columns of a row from `column`; VECTORS: rows are whole quads.
-template <bool VECTORS> DEVICE void load_quad(float (&x)[4], const float* row, int column, int dv) {
-    if constexpr (VECTORS) {
-        load4(x, row + column);
-    } else {
-#pragma unroll
-        for (int c = 0; c < 4; ++c) x[c] = column + c < dv ? row[column + c] : 0.0f;
-    }
-}
-
-template <bool VECTORS> DEVICE void store_quad(float* row, const float (&x)[4], int column, int dv) {
-    if constexpr (VECTORS) {
-        store4(row + column, x);
-    } else {
-#pragma unroll
-        for (int c = 0; c < 4; ++c)
-            if (column + c < dv) row[column + c] = x[c];
-    }
-}
 
 // A state [DK][WIDE] in shared memory, as one thread sees it.
 template <bool VECTORS> struct State {
@@ -262,75 +242,5 @@ template <bool VECTORS> DEVICE void few(const Gdn& a) {
     if (thread() == 0) a.tickets[b * a.nk + key] = 0;
 }
 
-// -- fold: the first `accepted` recorded columns of a row enter its state; blocks (value heads, B)
-
-template <bool VECTORS> DEVICE void fold(const Gdn& a) {
-    DYNAMIC_SHARED(shared);
-    after_predecessors();
-    const int head = block_x(), b = block_y(), key = head / (int)(a.nv / a.nk), dk = (int)a.dk, dv = (int)a.dv, W = (int)a.W;
-    const int warp = thread() / 32, lane = thread() % 32;
-    const int count = minimum(a.accepted[b], a.width[b]);
-    if (count <= 0) return;
-    const i64 token = (i64)b * a.W, channels = channels_of(a);
-    const bool fresh = a.start[b] == 0;
-    float *left = (float*)shared, *k = left + W + 1, *d = k + W * DK;  // left [W + 1]: decay from after column t to the last; from before all
-#pragma unroll 1
-    for (int t = thread(); t <= count; t += threads()) {  // the last of them adds up all columns
-        float g = 0;
-#pragma unroll 1
-        for (int i = count - 1; i >= (t < count ? t + 1 : 0); --i) g += a.record_g[(token + i) * a.nv + head];
-        left[t] = expf(g);
-    }
-#pragma unroll 1
-    for (int i = thread(); i < count * DK; i += threads()) k[i] = i % DK < dk ? a.record_k[((token + i / DK) * a.nk + key) * dk + i % DK] : 0.0f;
-#pragma unroll 1
-    for (int i = thread(); i < count * dv; i += threads()) d[i] = a.record_d[((token + i / dv) * a.nv + head) * dv + i % dv];
-    sync();
-    const float* from = state_of(a, a.read[b], head);
-    float* to = state_of(a, a.write[b], head);
-    const int column = 4 * lane, rows = column < dv ? minimum(ROWS, dk - warp * ROWS) : 0;
-    constexpr int TOGETHER = 8;  // rows whose loads are on their way at once
-    for (int first = 0; first < rows; first += TOGETHER) {
-        const int row = warp * ROWS + first;
-        float x[TOGETHER][4] = {};
-        if (!fresh)
-#pragma unroll
-            for (int r = 0; r < TOGETHER; ++r)
-                if (first + r < rows) load_quad<VECTORS>(x[r], from + (i64)(row + r) * dv, column, dv);
-#pragma unroll
-        for (int r = 0; r < TOGETHER; ++r)
-#pragma unroll
-            for (int c = 0; c < 4; ++c) x[r][c] *= left[count];
-#pragma unroll 1
-        for (int t = 0; t < count; ++t)
-#pragma unroll
-            for (int c = 0; c < 4; ++c) {
-                const float y = column + c < dv ? left[t] * d[t * dv + column + c] : 0.0f;
-#pragma unroll
-                for (int r = 0; r < TOGETHER; ++r) x[r][c] += k[t * DK + row + r] * y;
-            }
-#pragma unroll
-        for (int r = 0; r < TOGETHER; ++r)
-            if (first + r < rows) store_quad<VECTORS>(to + (i64)(row + r) * dv, x[r], column, dv);
-    }
-    // the tail: the block of a key head's first value head takes its channels too
-    const bool leads = head % (a.nv / a.nk) == 0;
-    const int taps = (int)a.taps - 1;
-    for (int part = leads ? 0 : 2; part < 3; ++part) {
-        const int n = part == 2 ? dv : dk;
-        const i64 base = part * a.nk * dk + (i64)(part == 2 ? head : key) * n;
-#pragma unroll 1
-        for (int i = thread(); i < n; i += threads())
-            for (int r = 0; r < taps; ++r) {  // ascending: what is read lies at or after what is written
-                const int t = count - taps + r;
-                const u16* source = t >= 0 ? a.record_c + (token + t) * channels : a.tail + ((i64)a.read[b] * taps + taps + t) * channels;
-                a.tail[((i64)a.write[b] * taps + r) * channels + base + i] = t < 0 && fresh ? (u16)0 : source[base + i];
-            }
-    }
-}
-
-
 KERNEL(gdn_few, Gdn, 256, 3) { few<true>(a); }
 KERNEL(gdn_few_odd, Gdn, 256, 3) { few<false>(a); }
-KERNEL(gdn_fold, Gdn, 256, 2) { fold<true>(a); }
-KERNEL(gdn_fold_odd, Gdn, 256, 2) { fold<false>(a); }

@@ -22,9 +22,8 @@ struct Gdn {
     const int* width;
     const int* read;
     const int* write;
-    const int* accepted;  // fold: columns to fold
-    u8* chunks;           // scratch of many columns, see gdn_chunk.cu
-    int* tickets;         // [B, nk], zero between launches
+    u8* chunks;    // scratch of many columns, see gdn_chunk.cu
+    int* tickets;  // [B, nk], zero between launches
     double eps;
     i64 W, nk, nv, dk, dv, taps, group;  // group: value heads whose inverse a block works on at once
 };
@@ -67,3 +66,23 @@ DEVICE float log_decay(const Gdn& a, i64 token, int head) {
 }
 
 DEVICE float* state_of(const Gdn& a, i64 slot, int head) { return a.state + (slot * a.nv + head) * a.dk * a.dv; }
+
+// Four columns of a row from `column`; VECTORS: rows are whole quads.
+template <bool VECTORS> DEVICE void load_quad(float (&x)[4], const float* row, int column, int dv) {
+    if constexpr (VECTORS) {
+        load4(x, row + column);
+    } else {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) x[c] = column + c < dv ? row[column + c] : 0.0f;
+    }
+}
+
+template <bool VECTORS> DEVICE void store_quad(float* row, const float (&x)[4], int column, int dv) {
+    if constexpr (VECTORS) {
+        store4(row + column, x);
+    } else {
+#pragma unroll
+        for (int c = 0; c < 4; ++c)
+            if (column + c < dv) row[column + c] = x[c];
+    }
+}

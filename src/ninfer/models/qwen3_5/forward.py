@@ -169,9 +169,8 @@ def fold(
     rows: Rows,
 ) -> None:
     """Advance the recurrent state by the first ``accepted`` i32 [B] columns of a recorded pass."""
-    for layer, columns in zip(state, record, strict=True):
-        assert config.gdn is not None
-        ops.gdn_fold(layer, columns, accepted, rows, config.gdn)
+    if config.gdn is not None:
+        ops.gdn_fold(list(zip(state, record, strict=True)), accepted, rows, config.gdn)
 
 
 def hidden(ops: Ops, model: Model, ws: Workspace, index: Buffer | None, out: Buffer) -> None:
