@@ -17,12 +17,15 @@ def quick(machine: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
 
 
 def test_cases_are_timed_and_their_memory_returned(quick: FakeDriver, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.run(0, ["gdn B=1 W=1", "attention_prepare", "attention bf16 B=1 W=4"]) == 0
+    assert (
+        bench.run(0, ["gdn B=1 W=1", "gdn fold of 48 layers B=1", "attention_prepare", "attention bf16 B=1 W=4"]) == 0
+    )
     header, *rows = capsys.readouterr().out.splitlines()
     assert header == "cuda:0 (Fake GPU): read 4000 GB/s"
-    assert [row.split()[0] for row in rows] == ["attention", "attention_prepare", "gdn"]
+    assert [row.split()[0] for row in rows] == ["attention", "attention_prepare", "gdn", "gdn"]
     assert "attention_bf16." in rows[0]
     assert "gdn.gdn_few" in rows[2]
+    assert "gdn_fold.gdn_fold" in rows[3]
     assert quick.used == 0
 
 
