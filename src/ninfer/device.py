@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -121,7 +122,7 @@ class Device(Protocol):
     def memory(self) -> DeviceMemory: ...
 
     def taken(self) -> Mapping[str, int]:
-        """Bytes of device memory taken so far outside arenas, by component: weights, the Ops' own work areas."""
+        """Bytes of device memory taken before a Program plans its own, by component: weights, where they are copied."""
         ...
 
     def read_bandwidth(self) -> float:
@@ -167,6 +168,19 @@ class Device(Protocol):
     def close(self) -> None:
         """Finish submitted work and free everything. Idempotent."""
         ...
+
+
+@contextmanager
+def working(device: Device) -> Iterator[None]:
+    """Let a device's Ops work inside the block although no Program plans memory for them."""
+    arena = device.arena(device.ops.shared_bytes)
+    area = arena.buffer(0, (device.ops.shared_bytes,), "u8")
+    try:
+        device.ops.use(area)
+        yield
+    finally:
+        device.ops.leave(area)
+        arena.close()
 
 
 class Scope(Protocol):

@@ -211,6 +211,21 @@ class Ops(Protocol):
         """Operations of block drafting."""
         ...
 
+    # memory
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of the area that Ops work in beside their scratch, one after the other; 0 where they need none."""
+        ...
+
+    def use(self, area: Buffer) -> None:
+        """Work in ``area`` u8 [shared_bytes], whatever it holds, until ``leave``. Comes before anything is recorded: an
+        Op that needs an area and has none raises InvariantError, and so does ``use`` while there is another."""
+        ...
+
+    def leave(self, area: Buffer) -> None:
+        """Forget ``area``, which no unfinished work and no recording may name any more; nothing for another one."""
+        ...
+
     # weights
     def matrix(self, segments: Sequence[Segment]) -> Matrix:
         """Prepare a matrix whose rows are the segments in order; all segments have the same K."""

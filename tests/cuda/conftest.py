@@ -53,7 +53,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, cache: object) -> FakeDriver:
     monkeypatch.setattr(driver_module, "bindings", lambda: fake.bindings)
     monkeypatch.setattr(compiler, "nvrtc_version", lambda: "nvrtc 13.0")
     monkeypatch.setattr(device_module, "kernel_sources", lambda: sources)
-    for name in ("__init__", "__call__", "close"):
+    for name in ("__init__", "__call__", "use", "close"):
         monkeypatch.setattr(blas.Blas, name, lambda *arguments, **options: None)
     return fake
 

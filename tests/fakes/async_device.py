@@ -19,8 +19,8 @@ from ninfer.device import Arena, Buffer, Device, DeviceMemory, Event, Graph, Sha
 _GARBAGE = 0xA7
 """Every byte of an unfinished download: NaN-like floats, huge negative integers."""
 
-_IMMEDIATE = {"matrix"}
-"""Ops that submit nothing, with those that end in ``_scratch``."""
+_IMMEDIATE = {"matrix", "shared_bytes", "use", "leave"}
+"""What is no Op that submits work, with those that end in ``_scratch``."""
 
 
 class AsyncDevice:

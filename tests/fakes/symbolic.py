@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ninfer.device import DeviceMemory
-from ninfer.errors import DeviceError, OutOfDeviceMemory
+from ninfer.errors import DeviceError, InvariantError, OutOfDeviceMemory
 from ninfer.program.layout import KVGeometry, PoolKind
 from ninfer.program.text import BlockShape
 
@@ -106,6 +106,8 @@ class SymbolicArena:
 
     def close(self) -> None:
         assert all(graph.closed for graph in self.device.graphs), "an arena was closed before a graph that names it"
+        shared = self.device.ops.shared
+        assert shared is None or not np.shares_memory(shared.array, self.bytes), "an arena was closed under the Ops"
         self.device.events.append("arena closed")
         self.device.held -= self.nbytes
 
@@ -316,6 +318,19 @@ class SymbolicOps:
     def __init__(self, device: SymbolicDevice) -> None:
         self.device = device
         self.block = self
+        self.shared: HostBuffer | None = None
+
+    shared_bytes = 512
+
+    def use(self, area: HostBuffer) -> None:
+        if self.shared is not None:
+            raise InvariantError("a second area")
+        assert area.shape == (self.shared_bytes,)
+        self.shared = area
+
+    def leave(self, area: HostBuffer) -> None:
+        if self.shared is area:
+            self.shared = None
 
     def begin(self, tokens, start, width, decided, kept, rows, mask) -> None:
         def run() -> None:
@@ -347,7 +362,10 @@ class SymbolicOps:
         self.device.submit("count", run)
 
     def sample(self, out, logits, masks, counts, rows, scratch) -> None:
+        assert self.shared is not None, "an Op without an area"
+
         def run() -> None:
+            assert self.shared is not None, "work outlived what it works in"
             for b in range(rows.B):
                 whole = rows.whole.array[b]
                 token, z = choose(

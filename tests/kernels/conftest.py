@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from kernels.machine import EmulatedDevice
 
+from ninfer.device import working
+
 
 @pytest.fixture(scope="session")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
@@ -27,7 +29,8 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         pytest.skip("the emulator needs g++ on x86-64")
     else:
         device = EmulatedDevice(tmp_path_factory.mktemp("emulator"))
-    yield device
+    with working(device):
+        yield device
     device.close()
 
 

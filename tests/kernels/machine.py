@@ -131,6 +131,9 @@ class EmulatedDevice:
         assert dst.flags.c_contiguous
         ctypes.memmove(dst.ctypes.data, src.ptr, src.nbytes)
 
+    def zero(self, dst: CudaBuffer) -> None:
+        ctypes.memset(dst.ptr, 0, dst.nbytes)
+
     def event(self) -> Event:
         return Event()
 

@@ -524,6 +524,7 @@ def test_the_plan_is_what_is_used_and_what_does_not_fit_is_refused_with_numbers(
     assert p.components == {"weights": 1000} | plan | {"graphs": graphs}
     assert sum(plan.values()) == p.report.planned_bytes - graphs == device_of(p).held
     assert {"kv", "state", "workspace", "logits", "masks", "sampling", "frames"} <= set(plan)
+    assert plan["operations"] == 512, "what Ops work in, once"
     smallest = measure(device_of(p), SymbolicModel(), SHAPE, 4)
     smallest |= {"graphs": 100 * SHAPE.rows}  # a device that does not work beside the host records no prefill
     free = sum(smallest.values()) - 1
@@ -578,6 +579,20 @@ def test_closing_frees_graphs_before_memory_and_only_once(fails: bool) -> None:
     assert device.held == 0
     assert device.events == ["graph closed"] * len(device.graphs) + ["arena closed"]
     assert fails or device.finished == device.submitted
+
+
+def test_two_programs_never_share_what_operations_work_in() -> None:
+    p = program(delayed=False)
+    device = device_of(p)
+    shared, held = device.ops.shared, device.held
+    with pytest.raises(InvariantError, match="a second area"):
+        open_program(device, SymbolicModel(), SHAPE, ExplicitKV(512))
+    assert device.held == held
+    assert device.ops.shared is shared, "the one that works keeps its own"
+    p.close()
+    assert device.ops.shared is None
+    open_program(device, SymbolicModel(), SHAPE, ExplicitKV(512)).close()
+    assert device.held == 0
 
 
 @pytest.mark.parametrize("place", ["arena", "capture"])

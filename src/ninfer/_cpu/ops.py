@@ -55,6 +55,17 @@ class CpuOps:
         """Forget the weights."""
         self._banks.clear()
 
+    # memory
+    @property
+    def shared_bytes(self) -> int:
+        return 0
+
+    def use(self, area: Buffer) -> None:
+        """Nothing: every thread has its own."""
+
+    def leave(self, area: Buffer) -> None:
+        """Nothing, as ``use``."""
+
     # weights
     def matrix(self, segments: Sequence[Segment]) -> CpuMatrix:
         return CpuMatrix(segments)

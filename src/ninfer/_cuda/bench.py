@@ -16,7 +16,7 @@ import numpy as np
 
 from ninfer._cuda.device import CudaArena, CudaDevice
 from ninfer.artifact.layouts import geometry
-from ninfer.device import ITEM_BYTES
+from ninfer.device import ITEM_BYTES, working
 from ninfer.ops import (
     AttentionShape,
     Bank,
@@ -382,11 +382,12 @@ def run(index: int, only: Sequence[str]) -> int:
     """Print every case whose name contains one of the texts ``only``, or every case; 1 if one of them failed."""
     device = CudaDevice(index)
     try:
-        bench = Bench(device, only)
-        print(f"{device.name}: read {bench.bandwidth / 1e9:.0f} GB/s")
-        for row in bench.measure():
-            print(line(row), flush=True)
-        return int(any(row["failed"] for row in bench.results))
+        with working(device):
+            bench = Bench(device, only)
+            print(f"{device.name}: read {bench.bandwidth / 1e9:.0f} GB/s")
+            for row in bench.measure():
+                print(line(row), flush=True)
+            return int(any(row["failed"] for row in bench.results))
     finally:
         device.close()
 

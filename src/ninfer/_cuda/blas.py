@@ -5,13 +5,12 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+from ninfer._cuda.buffers import CudaBuffer
 from ninfer._cuda.driver import EXTRAS
 from ninfer.errors import DeviceError
 
 _BF16, _F32, _COMPUTE_F32 = 14, 0, 68
 _TRANSPOSED, _PLAIN, _DEFAULT = 1, 0, -1
-_WORKSPACE = 32 << 20
-"""Bytes the library is given, so that it allocates none while work is recorded."""
 
 
 class Blas:
@@ -31,8 +30,10 @@ class Blas:
         self._handle = ctypes.c_void_p()
         self._call("cublasCreate_v2", ctypes.byref(self._handle))
         self._call("cublasSetStream_v2", self._handle, ctypes.c_void_p(int(device.stream)))
-        self._workspace = device.arena(_WORKSPACE).buffer(0, (_WORKSPACE,), "u8")
-        room = ctypes.c_void_p(self._workspace.ptr), ctypes.c_size_t(_WORKSPACE)
+
+    def use(self, workspace: CudaBuffer) -> None:
+        """Work in ``workspace`` u8, given before any product: in recordings the library must not allocate."""
+        room = ctypes.c_void_p(workspace.ptr), ctypes.c_size_t(workspace.nbytes)
         self._call("cublasSetWorkspace_v2", self._handle, *room)
 
     def __call__(self, c: int, c_stride: int, c_type: str, a: int, b: int, m: int, n: int, k: int, add: bool) -> None:

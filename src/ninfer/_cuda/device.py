@@ -112,9 +112,7 @@ class CudaDevice:
             self._residency = Residency(self)
             opened.callback(self._residency.close)
             self._loaded = CudaEvent(self, self._residency.stream)
-            before = sum(self._allocations.values())
             ops = CudaOps(self)
-            self._operations = sum(self._allocations.values()) - before
             self.ops = cast(Ops, ops)
             opened.callback(ops.close)
             opened.callback(self._close_streams)
@@ -129,7 +127,7 @@ class CudaDevice:
         return DeviceMemory(int(total), int(free))
 
     def taken(self) -> Mapping[str, int]:
-        return {"weights": self._residency.nbytes, "operations": self._operations}
+        return {"weights": sum(self._allocations.values())}
 
     def read_bandwidth(self) -> float:
         """Bytes a second of a large read, the best of several."""

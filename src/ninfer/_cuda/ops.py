@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ninfer._cuda import gdn
+from ninfer._cuda.area import NBYTES, Area
 from ninfer._cuda.blas import Blas
 from ninfer._cuda.block import CudaBlockOps
 from ninfer._cuda.buffers import CudaBuffer
@@ -47,7 +48,8 @@ class CudaOps:
     def __init__(self, device: Any, gemm: Gemm | None = None) -> None:
         self._device = device
         self._gemm = gemm or Blas(device)
-        self._products = Products(device, self._gemm)
+        self._area = Area()
+        self._products = Products(device, self._gemm, self._area)
         self._experts = Experts(device, self._products)
         self._delta = gdn.DeltaNet(device)
         self._sampler = Sampler(device)
@@ -59,6 +61,19 @@ class CudaOps:
         """Give back what is not the device's memory."""
         if isinstance(self._gemm, Blas):
             self._gemm.close()
+
+    # memory
+    @property
+    def shared_bytes(self) -> int:
+        return NBYTES
+
+    def use(self, area: CudaBuffer) -> None:
+        self._area.use(area, self._device.zero)
+        if isinstance(self._gemm, Blas):
+            self._gemm.use(self._area.workspace)
+
+    def leave(self, area: CudaBuffer) -> None:
+        self._area.leave(area)
 
     # weights
     def matrix(self, segments: Sequence[Segment]) -> CudaMatrix:
@@ -205,7 +220,7 @@ class CudaOps:
         _want(out, "out", (rows.B * rows.W, shape.nv * shape.dv))
         _want(convolution, "convolution", (shape.taps, shape.channels))
         inputs = (*qkv, z, a, b, convolution, a_log, dt_bias, norm)
-        self._delta.run(out, inputs, state, record, rows, shape, eps, scratch, self._products.tickets)
+        self._delta.run(out, inputs, state, record, rows, shape, eps, scratch, self._area.tickets)
 
     def gdn_scratch(self, tokens: int, shape: GdnShape) -> int:
         return self._delta.scratch(tokens, shape)
@@ -228,8 +243,9 @@ class CudaOps:
         shared_score: CudaMatrix,
         eps: float,
     ) -> None:
+        scores = self._area.scores
         self.final_norm(u, x, norm, None, eps)
-        self._experts.route(ids, weights, shared, u, router, shared_score, self._products.scores)
+        self._experts.route(ids, weights, shared, u, router, shared_score, scores)
 
     def moe_swiglu(self, out: CudaBuffer, u: CudaBuffer, ids: CudaBuffer, bank: Bank) -> None:
         self._experts.swiglu(out, u, ids, bank)

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from ninfer._cuda import shares
+from ninfer._cuda.area import ROOM, TICKETS, Area
 from ninfer._cuda.buffers import CudaBuffer
 from ninfer._cuda.matrix import NAMES, CudaMatrix, CudaRows
 from ninfer.errors import InvariantError
@@ -18,12 +19,7 @@ COLUMNS = 128
 """Up to so many columns, weights are decoded inside the product; for more, into bf16 once and multiplied by cuBLAS."""
 
 _SEGMENT, _JOB = 128, 128
-_TICKETS = 1 << 16
-_ROOM = 128 << 20
-"""Bytes shared by what never lives at once: partial sums; operands; decoded weights and their products."""
-
 _OPERANDS = 16 << 20
-_SCORES = 8 << 20
 
 Gemm = Callable[[int, int, str, int, int, int, int, int, bool], None]
 
@@ -44,13 +40,18 @@ def _word(value: Any) -> bytes:
 class Products:
     """``outs[i] = x W_i^T`` in its variants, over one device."""
 
-    def __init__(self, device: Any, gemm: Gemm) -> None:
+    def __init__(self, device: Any, gemm: Gemm, area: Area) -> None:
         self._device = device
         self._gemm = gemm
-        self._arena = device.arena(_ROOM + 4 * _TICKETS + _SCORES)
-        self.room: CudaBuffer = self._arena.buffer(0, (_ROOM,), "u8")
-        self.tickets: CudaBuffer = self._arena.buffer(_ROOM, (_TICKETS,), "i32")
-        self.scores: CudaBuffer = self._arena.buffer(_ROOM + 4 * _TICKETS, (_SCORES // 4,), "f32")
+        self._area = area
+
+    @property
+    def room(self) -> CudaBuffer:
+        return self._area.room
+
+    @property
+    def tickets(self) -> CudaBuffer:
+        return self._area.tickets
 
     def __call__(
         self,
@@ -64,6 +65,7 @@ class Products:
         scratch: CudaBuffer | None = None,
     ) -> None:
         """``result`` says what becomes of the products. With SWIGLU, ``weights`` is (gate, up) and ``outs`` is one."""
+        self._area.require()
         columns, K = x.shape
         for weight in weights:
             if weight.cols != K:
@@ -100,7 +102,7 @@ class Products:
             return False
         parts, eights = max(job.parts for job in plan.jobs), 1 + (columns > 8)
         tiles = sum(job.tiles for job in plan.jobs)
-        if parts > 1 and (tiles > _TICKETS or tiles * parts * 512 * eights > _ROOM - _OPERANDS):
+        if parts > 1 and (tiles > TICKETS or tiles * parts * 512 * eights > ROOM - _OPERANDS):
             return False
         codes = sums = None
         if columns > 1 or K % 8:
@@ -142,7 +144,7 @@ class Products:
         sizes = [(own[0][0][0].format, _segments(own, height)[1]) for own in formats]
         plan = shares.wide(sizes, columns, K, self._device.multiprocessors, self._device.shared_limit - 2048)
         partial = 2 * sum(job.blocks for job in plan.jobs) * plan.warps * 64 * plan.columns
-        if sum(tiles for _, tiles in sizes) > _TICKETS or partial > _ROOM - _OPERANDS:
+        if sum(tiles for _, tiles in sizes) > TICKETS or partial > ROOM - _OPERANDS:
             raise InvariantError(f"{sizes} tiles exceed the workspace")
         for begin in range(0, columns, plan.columns):
             end = min(columns, begin + plan.columns)
@@ -201,7 +203,7 @@ class Products:
         for step in steps:
             height = step[0][0].rows
             # rows whose decoded form fits one half of the workspace, and their products the other
-            most = max(1, _ROOM // 2 // (len(step) * max(2 * K, 4 * columns)))
+            most = max(1, ROOM // 2 // (len(step) * max(2 * K, 4 * columns)))
             most = most // 128 * 128 or most
             for begin in range(0, height, most):
                 end = min(height, begin + most)
@@ -209,7 +211,7 @@ class Products:
 
     def _dense_rows(self, result: int, parts: list[tuple[CudaRows, CudaBuffer, int]], x: Any, scale: Any) -> None:
         columns, K = x.shape
-        products = self.room.ptr + _ROOM // 2
+        products = self.room.ptr + ROOM // 2
         decoded = self.room.ptr
         for i, (rows, out, first) in enumerate(parts):
             weights = rows.words[0] + rows.first * 2 * K

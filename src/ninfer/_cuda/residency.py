@@ -38,8 +38,6 @@ class Residency:
         self._device = device
         self._slab = 0
         self._used = SLAB
-        self.nbytes = 0
-        """Device memory taken."""
         self.stream = driver.call("streamCreateWithFlags", NON_BLOCKING)
         self._chunks: list[tuple[npt.NDArray[np.uint8], CudaEvent]] = []
         self._next = 0
@@ -69,16 +67,11 @@ class Residency:
 
     def _place(self, nbytes: int) -> int:
         if nbytes >= OWN:
-            return self._allocate(nbytes)
+            return int(self._device.allocate(nbytes))
         if self._used + nbytes > SLAB:
-            self._slab, self._used = self._allocate(SLAB), 0
+            self._slab, self._used = int(self._device.allocate(SLAB)), 0
         ptr = self._slab + self._used
         self._used += -(-nbytes // _ALIGN) * _ALIGN
-        return ptr
-
-    def _allocate(self, nbytes: int) -> int:
-        ptr = int(self._device.allocate(nbytes))
-        self.nbytes += nbytes
         return ptr
 
     def _send(self, ptr: int, data: npt.NDArray[np.uint8]) -> None:

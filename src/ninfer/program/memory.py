@@ -70,6 +70,8 @@ class Memory:
     """act [rows, H]: hidden of the last accepted columns, on its way into the state."""
     one: Buffer
     """i32 [rows] of 1."""
+    shared: Buffer
+    """u8: what the device's Ops work in, beside the scratch of single ones."""
     drafts: DraftMemory | BlockMemory | None
 
 
@@ -102,6 +104,7 @@ def lay_out(scope: Scopes, device: Device, model: TextModel, shape: Shape, kv_pa
         DeviceFrame.place(scope, output_fields(C, K)),
         scope.buffer("logits", (C, H), device.activation),
         scope.buffer("sampling", (C,), "i32"),
+        scope.buffer("operations", (device.ops.shared_bytes,), "u8"),
         drafts,
     )
 

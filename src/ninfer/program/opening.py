@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 
 from ninfer.device import Device
@@ -74,14 +75,15 @@ def open_program(
         advice = _what_fits(device, model, shape, error.free)
         raise OutOfDeviceMemory(f"{error}: {_table(plan)}; {advice}", plan=plan, free=error.free) from None
     arena = device.arena(report.planned_bytes - graphs)
-    try:
+    with ExitStack() as unless_built:
+        unless_built.callback(arena.close)
         scope = ArenaScope(arena)
         memory = lay_out(scope, device, model, shape, profile.pages[layouts[0].kind])
+        unless_built.callback(device.ops.leave, memory.shared)
+        device.ops.use(memory.shared)
         rows = ExecutionRows([layout.kind for layout in layouts], shape.rows, profile.logical_pages)
         units = Units(device, arena, memory, shape, rows)
-    except BaseException:
-        arena.close()
-        raise
+        unless_built.pop_all()
     components = taken | scope.cursor.components | {"graphs": graphs}
     log.info("memory of %s: %s", device.name, _table(components))
     store = _open_store(device, memory, shape, profile, layouts, rows, retention)

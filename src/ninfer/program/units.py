@@ -295,6 +295,7 @@ class Units:
         with suppress(DeviceError):
             self.drain()
         self._recorded.close()
+        self.device.ops.leave(self.memory.shared)
         self.arena.close()
 
     # -- submissions ---------------------------------------------------------------------------------------------

@@ -181,18 +181,22 @@ def bind(
     """Check the components "text" and, if asked for, "mtp", "dflash" or "dflash2", and "proposal", and make their
     weights resident on the device.
 
-    Raises ArtifactError as ``check`` does, and OutOfDeviceMemory for more than a GPU has free, before loading anything.
+    Raises ArtifactError as ``check`` does, and OutOfDeviceMemory for more than a GPU has free beside what its Ops work
+    in, before loading anything.
     """
     if unknown := set(components) - {"text", "mtp", "proposal", *COMPANIONS}:
         raise InvalidRequest(f"cannot bind {sorted(unknown)}", field="components")
     selection = check(artifact, components)
     loader = _Loader(artifact, device, selection.parameters, progress)
-    free = device.memory().free
-    if device.kind == "cuda" and loader.total > free:
-        needed, there = (f"{nbytes / 2**20:.1f} MiB" for nbytes in (loader.total, free))
+    free, shared = device.memory().free, device.ops.shared_bytes
+    if device.kind == "cuda" and loader.total + shared > free:
+        needed, beside, there = (f"{nbytes / 2**20:.1f} MiB" for nbytes in (loader.total, shared, free))
         less = "numbers of fewer bits" + (' or spec "none"' if len(components) > 1 else "")
-        message = f"the weights take {needed}, {there} are free on {device.name}; what needs less: {less}"
-        raise OutOfDeviceMemory(message, plan={"weights": loader.total}, free=free)
+        message = (
+            f"the weights take {needed} and operations {beside}, {there} are free on {device.name};"
+            f" what needs less: {less}"
+        )
+        raise OutOfDeviceMemory(message, plan={"weights": loader.total, "operations": shared}, free=free)
     config = selection.text
     model = Model(
         config=config,
