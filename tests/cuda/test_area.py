@@ -17,7 +17,7 @@ from ninfer.device import working
 from ninfer.errors import InvariantError, OutOfDeviceMemory
 from ninfer.models.qwen3_5.bind import bind
 from ninfer.models.qwen3_5.synthetic import synthetic_source
-from ninfer.ops import GdnShape, GdnState, Rows, Segment, Stored
+from ninfer.ops import Bank, GdnShape, GdnState, Rows, Segment, Stored
 from ninfer.program import ExplicitKV, KVCodec, QwenText, Shape, open_program
 
 SHAPE = Shape(rows=2, context=256, chunk=64, control=4, codec=KVCodec.BF16, vocabulary=300)
@@ -65,45 +65,47 @@ def test_a_plan_fits_to_the_byte(gpu: CudaDevice, machine: FakeDriver) -> None:
     assert caught.value.plan["operations"] == area.NBYTES
 
 
-def small(device: CudaDevice, ops: Any) -> dict[str, Callable[[], None]]:
-    """Calls of every Op that works in more than its scratch."""
-    arena = device.arena(1 << 20)
-    places = itertools.count(0, 4096)
+def calls(device: CudaDevice, ops: Any) -> dict[str, Callable[[], None]]:
+    """Of every Op that works in more than its scratch."""
+    arena, places = device.arena(4 << 20), itertools.count(0, 1 << 16)
 
     def empty(*shape: int, dtype: str = "bf16") -> Any:
         return arena.buffer(next(places), shape, dtype)
 
     weight = ops.matrix([Segment(Stored("bf16", (64, 64), empty(64 * 128, dtype="u8")), 0, 64)])
-    next(places)
-    x, y, out, norm, scratch = empty(2, 64), empty(2, 64), empty(2, 64), empty(64), empty(2048, dtype="u8")
-    ints = [empty(1, dtype="i32") for _ in range(6)]
-    rows, shape = Rows(1, 1, *ints, empty(3, 1, dtype="i32")), GdnShape(1, 2, 16, 16, 4)
-    heads = [empty(1, n) for n in (16, 16, 32, 32, 2, 2)]
-    q, k, v, z, a, b = heads
+    x, y, out, norm, scratch = empty(2, 64), empty(2, 64), empty(2, 64), empty(64), empty(1 << 15, dtype="u8")
+    wide, wider, logits = empty(130, 64), empty(130, 64), empty(2, 64, dtype="f32")
+    bank, nine, hidden = Bank((weight,), (weight,), (weight,)), empty(9, 64), empty(9, 1, 64)
+    ids, weights = empty(9, 1, dtype="i32"), empty(9, 1, dtype="f32")
+    chosen = empty(2, 4, dtype="i32"), empty(2, 4, dtype="f32"), empty(2, dtype="f32")
+    rows = Rows(1, 1, *(empty(1, dtype="i32") for _ in range(6)), empty(3, 1, dtype="i32"))
+    shape, mixed = GdnShape(1, 2, 16, 16, 4), empty(1, 32)
+    q, k, v, z, a, b = (empty(1, n) for n in (16, 16, 32, 32, 2, 2))
     fixed = empty(4, shape.channels), empty(2, dtype="f32"), empty(2, dtype="f32"), empty(16)
     state = GdnState(empty(1, 2, 16, 16, dtype="f32"), empty(1, 3, shape.channels))
-    chosen = empty(2, 4, dtype="i32"), empty(2, 4, dtype="f32"), empty(2, dtype="f32")
     return {
         "norm_project": lambda: ops.norm_project([out], x, norm, [weight], 1e-6, scratch),
+        "norm_project, many columns": lambda: ops.norm_project([wide], wider, norm, [weight], 1e-6, scratch),
         "project_add": lambda: ops.project_add(x, y, weight),
         "norm_swiglu": lambda: ops.norm_swiglu(out, x, norm, weight, weight, 1e-6, scratch),
-        "head": lambda: ops.head(empty(2, 64, dtype="f32"), x, weight),
-        "gdn": lambda: ops.gdn(empty(1, 32), (q, k, v), z, a, b, *fixed, state, None, rows, shape, 1e-6, scratch),
+        "head": lambda: ops.head(logits, x, weight),
+        "gdn": lambda: ops.gdn(mixed, (q, k, v), z, a, b, *fixed, state, None, rows, shape, 1e-6, scratch),
         "moe_route": lambda: ops.moe_route(out, *chosen, x, norm, weight, weight, 1e-6),
+        "moe_swiglu": lambda: ops.moe_swiglu(hidden, nine, ids, bank),
+        "moe_down_add": lambda: ops.moe_down_add(nine, hidden, ids, weights, bank),
     }
 
 
-@pytest.mark.parametrize("name", ["norm_project", "project_add", "norm_swiglu", "head", "gdn", "moe_route"])
-def test_an_op_without_an_area_is_refused_before_anything_runs(gpu: CudaDevice, machine: FakeDriver, name: str) -> None:
-    op = small(gpu, gpu.ops)[name]
-    for _ in range(2):
-        with pytest.raises(InvariantError, match=r"no memory for operations to work in"):
-            op()
-        assert machine.launches == []
-        with working(gpu):
-            op()
-        assert machine.launches
-        machine.launches.clear()
+def test_an_op_without_an_area_is_refused_before_anything_runs(gpu: CudaDevice, machine: FakeDriver) -> None:
+    for name, op in calls(gpu, gpu.ops).items():
+        for _ in range(2):
+            with pytest.raises(InvariantError, match="no memory for operations to work in"):
+                op()
+            assert machine.launches == [], name
+            with working(gpu):
+                op()
+            assert machine.launches, name
+            machine.launches.clear()
 
 
 def test_an_area_is_one_owners(gpu: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,7 +98,7 @@ class CudaDevice:
         self._graphs: set[CudaGraph] = set()
         self._events: list[int] = []
         self._copies: CudaCopies | None = None
-        self._row_tables: dict[tuple[int, ...], CudaBuffer] = {}
+        self._row_tables: dict[tuple[tuple[int, int, int], ...], CudaBuffer] = {}
         self._capturing = self._closed = False
         sources = kernel_sources()
         cubins = compiler.compile_all(sources, self.arch, progress)
@@ -179,7 +179,7 @@ class CudaDevice:
         """Addresses and other 64-bit words as i64 [n], resident as long as the device. Also while work is recorded."""
         self.enter()
         data = np.array(words, np.int64)
-        buffer = self._residency.add(data.view(np.uint8))
+        buffer = self._residency.add(data.view(np.uint8), table=True)
         driver.call("streamSynchronize", self._residency.stream)
         return CudaBuffer(buffer.ptr, data.shape, "i64")
 
@@ -313,15 +313,16 @@ class CudaDevice:
 
     def _rows_of(self, planes: Sequence[CudaBuffer]) -> CudaBuffer:
         """Where the rows of planes are, for ``copy_rows``; made when these planes are first copied in."""
-        key = tuple([plane.ptr for plane in planes])
+        key = tuple([(plane.ptr, plane.nbytes, plane.shape[0]) for plane in planes])
         table = self._row_tables.get(key)
         if table is None:
             words: list[int] = []
             for plane in planes:
                 row = plane.nbytes // plane.shape[0]
-                if row % 8 or (plane.ptr - key[0]) % 8:
+                offset = plane.ptr - planes[0].ptr
+                if row % 8 or offset % 8:
                     raise InvariantError(f"rows of {row} bytes of {plane}")
-                words += [(plane.ptr - key[0]) // 8, row // 8]
+                words += [offset // 8, row // 8]
             table = self._row_tables[key] = self.table(words)
         return table
 
