@@ -98,7 +98,8 @@ class HandleTable(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class SamplingSpec:
-    """Resolved sampling of one request: no field left to default. seed: 64-bit."""
+    """Resolved sampling of one request: no field left to default. seed: 64-bit. named: the caller chose it, so that the
+    answer can be repeated."""
 
     temperature: float
     top_p: float
@@ -109,6 +110,7 @@ class SamplingSpec:
     seed: int
     logprobs: int = -1
     """Alternatives to report beside each token, 0..20, or -1 for no log-probabilities."""
+    named: bool = False
 
 
 class LimitReason(enum.Enum):
@@ -299,8 +301,11 @@ class ProgramPort(ContextPort, Protocol):
         """Execute up to ``chunk`` prompt tokens; committed at once."""
         ...
 
-    def finalize_prefill(self, sequences: Sequence[SequenceHandle], masks: MaskProvider | None) -> PendingBatch:
-        """Launch the sampling of the first token of rows whose prompt is fully executed."""
+    def finalize_prefill(
+        self, sequences: Sequence[SequenceHandle], masks: MaskProvider | None, ahead: int | None = None
+    ) -> PendingBatch:
+        """Launch the sampling of the first token of rows whose prompt is fully executed. ahead: drafts wanted for the
+        round after, by default all that one may have."""
         ...
 
     def decode(

@@ -110,6 +110,8 @@ class Intake:
 
     def _sampling(self, chosen: RequestOptions) -> SamplingSpec:
         fields = attrs.asdict((chosen.sampling or SamplingParams()).over(self.frontend.defaults))
-        if fields["seed"] is None:
+        named = fields["seed"] is not None
+        if not named:
             fields["seed"] = secrets.randbits(64)
-        return SamplingSpec(**fields, logprobs=-1 if chosen.logprobs is None else chosen.logprobs)
+        logprobs = -1 if chosen.logprobs is None else chosen.logprobs
+        return SamplingSpec(**fields, logprobs=logprobs, named=named)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from unittest.mock import patch
 
@@ -18,7 +18,7 @@ import ninfer
 from ninfer import Chat, OutputConstraint, PauseOutcome, SamplingParams, SpecOptions, Tool
 from ninfer._cpu.device import CpuDevice
 from ninfer.models.qwen3_5.synthetic import synthetic_source
-from ninfer.runtime.pace import Prices
+from ninfer.runtime.prices import Prices
 
 TINY = Path(__file__).parents[2] / "examples" / "tiny"
 GREEDY = SamplingParams(temperature=0)
@@ -152,7 +152,7 @@ def test_strict_tools_under_random_drafts():
                 jsonschema.Draft202012Validator(PERSON).validate(call.arguments)
 
 
-def outcomes(engine: ninfer.Engine, chat: Chat, seeds: range, sampling: dict, **options) -> Counter[str]:
+def outcomes(engine: ninfer.Engine, chat: Chat, seeds: Iterable[int | None], sampling: dict, **options) -> Counter[str]:
     handles = (engine.submit(chat, block=True, sampling=SamplingParams(seed=n, **sampling), **options) for n in seeds)
     found, waiting = Counter(), []
     for handle in handles:
@@ -200,13 +200,14 @@ def test_every_constraint_keeps_the_distribution(plain, drafting, case, sampling
     check_distribution(plain, drafting, 100, case, sampling)
 
 
-def check_distribution(plain, drafting, count, case, sampling):
-    """Whole answers, counted over seeds; the two engines get different ones."""
+def check_distribution(plain, drafting, count, case, sampling, named=True):
+    """Whole answers, counted over seeds; the two engines get different ones, or the second draws its own."""
     chat = Chat(
         [{"role": "user", "content": "Ada is in the garden. Ben is in the kitchen. Where is Ada?"}], thinking=False
     )
     one = outcomes(plain, chat, range(count), sampling, **CASES[case])
-    other = outcomes(drafting, chat, range(count, 2 * count), sampling, **CASES[case])
+    others = range(count, 2 * count) if named else [None] * count
+    other = outcomes(drafting, chat, others, sampling, **CASES[case])
     common = [text for text, n in (one + other).items() if n >= 10]
     table = [[counts[text] for text in common] for counts in (one, other)]
     rare = [count - sum(row) for row in table]
@@ -232,11 +233,18 @@ def test_rows_that_are_cancelled_leave_the_others_alone(plain, drafting, tiny):
     assert drafting.stats().active == 0
 
 
+class Scripted(Prices):
+    """Which no round changes."""
+
+    def observe(self, rows: int, drafts: int, seconds: float) -> None:
+        pass
+
+
 @pytest.fixture(scope="module", params=["mtp", "dflash2"])
 def adapting(request) -> Iterator[ninfer.Engine]:
     """Where a draft is dear, so that requests change their minds often."""
-    window = SpecOptions(request.param).window
-    prices = Prices(tuple(1 + (0.8 if request.param == "mtp" else 0.25) * k for k in range(window + 1)))
+    choices = range(1 + SpecOptions(request.param).window)
+    prices = Scripted(choices, {rows: [1 + 0.8 * k for k in choices] for rows in (1, 8)})
     with patch("ninfer.runtime.instance.measure_rounds", return_value=prices):
         engine = opened(SpecOptions(request.param, adaptive=True), pause="explicit")
     with engine:
@@ -270,18 +278,34 @@ def test_rounds_that_adapt_say_the_same(plain, adapting, tiny):
     assert 0.1 * rows < drafts < 0.9 * adapting.options.spec.window * rows
 
 
-def test_rounds_that_adapt_do_not_depend_on_company(adapting, tiny):
-    """A request has the same rounds, and with a seed the same tokens, alone and beside others."""
+def test_a_seed_repeats_an_answer_whatever_else_runs(adapting, tiny):
+    """A request that names one has the same rounds alone and beside others that adapt."""
     chats = conversations(tiny, 6)
     options = {"max_tokens": 40, "sampling": SamplingParams(temperature=1.2, seed=11), "cache": "disabled"}
     alone = [adapting.generate(chat, **options) for chat in chats]
+    others = [adapting.submit(chat, max_tokens=40) for chat in conversations(tiny, 12)]
     for one, other in zip(alone, adapting.generate(chats, **options), strict=True):
         assert (other.token_ids, other.speculation) == (one.token_ids, one.speculation)
+    assert all(other.result() for other in others)
 
 
-@pytest.mark.parametrize("adapting", ["dflash2"], indirect=True)
-def test_rounds_that_adapt_keep_the_distribution(plain, adapting):
-    check_distribution(plain, adapting, 150, "regex", {"temperature": 2.0, "top_k": 20})
+@pytest.mark.parametrize("adapting", ["mtp"], indirect=True)
+def test_all_drafts_or_as_many_as_pay(adapting):
+    """Where no draft pays few are made, but for a request that names its seed and draws."""
+    chat, before = Chat([{"role": "user", "content": "Tell me a story."}], thinking=False), adapting.stats()
+    for _ in range(4):
+        adapting.generate(chat, max_tokens=60, ignore_eos=True, sampling=SamplingParams(temperature=3.0))
+    after = adapting.stats()
+    few = (after.decode_drafts - before.decode_drafts) / (after.decode_rows - before.decode_rows)
+    adapting.generate(chat, max_tokens=60, ignore_eos=True, sampling=SamplingParams(temperature=3.0, seed=1))
+    last = adapting.stats()
+    all_ = (last.decode_drafts - after.decode_drafts) / (last.decode_rows - after.decode_rows)
+    assert few < 1 < 2.5 < all_
+
+
+@pytest.mark.parametrize("case", ["regex", "free"])
+def test_rounds_that_adapt_keep_the_distribution(plain, adapting, case):
+    check_distribution(plain, adapting, 150, case, {"temperature": 2.0, "top_k": 20}, named=False)
 
 
 @pytest.mark.parametrize("backend", ["mtp", "dflash2"])
@@ -289,7 +313,7 @@ def test_a_device_with_few_recorded_widths(plain, tiny, backend):
     """Rounds run in the next wider recording, and everything happens later than it was asked for."""
     chats, options = conversations(tiny, 6), {"max_tokens": 40, "sampling": GREEDY}
     want = plain.generate(chats, **options)
-    prices = Prices(tuple(1 + 0.15 * k for k in range(8)))
+    prices = Scripted((0, 1, 3, 7), {n: [1 + 0.15 * k for k in (0, 1, 3, 7)] for n in (1, 3)})
     late = AsyncDevice(CpuDevice())
     with (
         patch("ninfer.runtime.instance.measure_rounds", return_value=prices),

@@ -378,8 +378,11 @@ class ScriptedProgram:
         self.on_unit("prefill")
         self.faults.check("prefill", "after")
 
-    def finalize_prefill(self, sequences: Sequence[SequenceHandle], masks: MaskProvider | None) -> PendingBatch:
+    def finalize_prefill(
+        self, sequences: Sequence[SequenceHandle], masks: MaskProvider | None, ahead: int | None = None
+    ) -> PendingBatch:
         self._enter("finalize_prefill")
+        self._rule(0 <= (ahead or 0) <= self.drafts, f"{ahead} drafts ahead")
         rows = tuple(self._get(h) for h in sequences)
         for s in rows:
             done = s.executed == len(s.request.identity.tokens)

@@ -37,12 +37,16 @@ def test_measured_rounds_leave_nothing(kind, window):
     model = SymbolicModel(drafting=kind)
     program = open_program(SymbolicDevice(delayed=True), model, shape, ExplicitKV(3 * 64))
     before = program.audit()
-    prices = measure_rounds(program, 3, window, 64)
-    assert len(prices.cost) == window + 1
-    assert prices.cost[0] == 1.0
-    assert list(prices.cost) == sorted(prices.cost)
+    choices = sorted({0, 1, window})
+    prices = measure_rounds(program, 3, choices, 64)
+    assert prices.choices == tuple(choices)
+    for rows in (1, 2, 3):
+        seconds = list(prices.seconds(rows))
+        assert len(seconds) == len(choices)
+        assert seconds[0] > 0
+        assert seconds == sorted(seconds)
     assert program.audit() == before
     with pytest.raises(InvalidRequest) as caught:
-        measure_rounds(program, 3, window, 10)
+        measure_rounds(program, 3, choices, 2 + 6 * (1 + window) - 1)
     assert caught.value.field == "max_context"
     program.close()

@@ -1,121 +1,176 @@
-"""How many drafts a request has verified: judged against the best number that never changes, under known odds."""
+"""How many drafts rounds have: judged against fixed numbers of drafts, under scripted odds and scripted prices."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ninfer.runtime.pace import PROBING, Pace, Prices
+from ninfer.runtime.pace import PROBING, Fared, Pace, best, expected
+from ninfer.runtime.prices import Prices
 
-GPU = Prices((1.0, 1.12, 1.3, 1.3))
-CPU = Prices((1.0, 1.6, 2.0, 2.5))
-BLOCK = Prices((1.0, 1.45, 1.5, 1.5, 1.7, 1.7, 1.7, 1.7))
+Odds = Callable[[int], list[float]]
+"""With which each draft of a request's n-th round is kept, if all before it are."""
 
-
-def run(prices: Prices, odds, rounds: int, seed: int = 0) -> tuple[list[int], int, float]:
-    """Drafts of each round, tokens decided and time spent, where draft j is kept by ``odds[j]``."""
-    random_ = random.Random(seed)
-    pace, made, drafts = Pace(prices), len(prices.cost) - 1, []
-    tokens, spent = 0, 0.0
-    for _ in range(rounds):
-        asked, ahead = pace.turn()
-        assert asked <= made
-        made = ahead
-        kept = 0
-        while kept < asked and random_.random() < odds[kept]:
-            kept += 1
-        pace.learn(asked, kept)
-        drafts.append(asked)
-        tokens += kept + 1
-        spent += prices.cost[asked]
-    return drafts, tokens, spent
+COSTS = {
+    "large": Prices((0, 1, 3), {1: (1.0, 1.22, 1.47), 8: (1.3, 1.6, 1.95)}),
+    "small": Prices((0, 1, 2, 3), {1: (1.0, 1.99, 2.47, 2.8), 8: (4.0, 6.5, 9.0, 12.0)}),
+    "block": Prices((0, 1, 3, 7), {1: (1.0, 1.35, 1.42, 1.5), 8: (1.3, 1.8, 2.0, 2.35)}),
+}
 
 
-def fixed(prices: Prices, odds) -> float:
-    """Tokens a unit of time of the best number of drafts, had it been known."""
-    return 1 / prices.best(odds)[1]
+def always(share: float) -> Odds:
+    return lambda n: [share] * 7
 
 
-@pytest.mark.parametrize("prices", [GPU, CPU, BLOCK])
-def test_drafts_that_are_always_kept_are_all_made(prices):
-    window = len(prices.cost) - 1
-    drafts, tokens, _ = run(prices, [1.0] * window, 60)
-    assert drafts[5:] == [window] * 55
-    assert tokens == sum(drafts) + 60
+def by_turns(one: float, other: float, rounds: int) -> Odds:
+    return lambda n: [other if n // rounds % 2 else one] * 7
 
 
-@pytest.mark.parametrize("prices", [GPU, CPU, BLOCK])
-def test_drafts_that_are_never_kept_cease_but_for_probes(prices):
-    window = len(prices.cost) - 1
-    drafts, _, _ = run(prices, [0.0] * window, 1000)
-    settled = drafts[30:]
-    assert set(settled) == {0, window}
-    lost = sum(prices.cost[k] - 1 for k in settled)
-    assert 0.5 * PROBING * len(settled) < lost < 1.2 * PROBING * len(settled)
+def speed(prices: Prices, odds: Iterable[Odds], rows: int, drafts: int | None = None, length: int = 96) -> float:
+    """Tokens a unit of time of answers of ``length`` tokens, ``rows`` at once: paced, or with ``drafts`` in each."""
+    chance, pace, window = random.Random(0), Pace(prices), prices.choices[-1]
+    waiting, active, time, tokens = list(odds), [], 0.0, 0
+    while waiting or active:
+        while waiting and len(active) < rows:
+            fared = Fared(window)
+            made = pace.first(fared, not active) if drafts is None else drafts
+            active.append([waiting.pop(0), fared, length - 1, made, 0])
+        asked, ahead = pace.turn([row[1] for row in active]) if drafts is None else (drafts, drafts)
+        widest = 0
+        for row in active:
+            ways, fared, left, made, n = row
+            verified, kept = min(asked, made, left - 1), 0
+            while kept < verified and chance.random() < ways(n)[kept]:
+                kept += 1
+            pace.learn(fared, verified, kept)
+            row[2:] = left - kept - 1, ahead, n + 1
+            tokens += kept + 1
+            widest = max(widest, verified)
+        cost = prices.seconds(len(active))
+        time += next(spent for choice, spent in zip(prices.choices, cost) if choice >= widest)
+        active = [row for row in active if row[2] > 0]
+    return tokens / time
 
 
-@pytest.mark.parametrize("rows", [1, 4])
-def test_rows_of_a_batch_share_what_probes_may_cost(rows):
-    """A probe of one widens the round of all."""
-    paces, prices = [Pace(Prices(CPU.cost, PROBING / rows)) for _ in range(rows)], CPU
-    for n in range(2000):
-        asked = [pace.turn()[0] for pace in paces]
-        for pace, drafts in zip(paces, asked):
-            pace.learn(drafts, 0)
-        if n == 30:
-            lost = 0.0
-        elif n > 30:
-            lost += prices.cost[max(asked)] - 1
-    assert lost < 1.2 * PROBING * 1970
+def fixed(prices: Prices, odds: list[Odds], rows: int, length: int = 96) -> float:
+    """The better of all drafts and none."""
+    return max(speed(prices, odds, rows, drafts, length) for drafts in (0, prices.choices[-1]))
 
 
-@pytest.mark.parametrize("prices", [GPU, CPU, BLOCK])
-@pytest.mark.parametrize("share", [0.05, 0.2, 0.5, 0.7, 0.9, 0.98])
-def test_the_speed_is_near_that_of_the_best_number(prices, share):
-    odds = [share] * (len(prices.cost) - 1)
-    reached = [tokens / spent for _, tokens, spent in (run(prices, odds, 300, seed) for seed in range(20))]
-    assert sum(reached) / 20 > 0.9 * fixed(prices, odds)
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("cost", COSTS)
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.8, 0.9, 1.0])
+def test_requests_alike_run_as_fast_as_with_the_better_of_all_drafts_and_none(cost, share, rows):
+    odds, prices = [always(share)] * 48, COSTS[cost]
+    assert speed(prices, odds, rows) > 0.965 * fixed(prices, odds, rows)
 
 
-@pytest.mark.parametrize("prices", [GPU, CPU, BLOCK])
-def test_a_change_is_noticed(prices):
-    """Text that drafts well after text that does not."""
-    window, pace = len(prices.cost) - 1, Pace(prices)
-    drafts = []
-    for n in range(600):
-        asked, _ = pace.turn()
-        pace.learn(asked, asked if n >= 100 else 0)
-        drafts.append(asked)
-    assert sum(drafts[60:100]) <= window * 4
-    assert drafts[-100:] == [window] * 100
+@pytest.mark.parametrize(("cost", "gain"), [("large", 1.1), ("block", 1.1), ("small", 0.97)])
+def test_requests_that_differ_run_faster(cost, gain):
+    odds, prices = [always(0.93), always(0.05)] * 24, COSTS[cost]
+    assert speed(prices, odds, 1) > gain * fixed(prices, odds, 1)
+    assert speed(prices, odds, 8) > 0.97 * fixed(prices, odds, 8)
 
 
-def test_a_number_between_is_found():
-    """Where every draft is verified at a price of its own and the first are good: as many as pay."""
-    prices = Prices((1.0, 1.1, 1.2, 1.6, 2.0, 2.4, 2.8, 3.2))
-    odds = [0.9, 0.9, 0.2, 0.2, 0.2, 0.2, 0.2]
-    drafts, _, _ = run(prices, odds, 400)
-    assert prices.best(odds)[0] == 2
-    assert sum(n == 2 for n in drafts[100:]) > 200
+@pytest.mark.parametrize("cost", COSTS)
+def test_a_request_that_changes_is_followed(cost):
+    odds, prices = [by_turns(0.95, 0.02, 100)] * 4, COSTS[cost]
+    assert speed(prices, odds, 1, length=2000) > 1.01 * fixed(prices, odds, 1, length=2000)
 
 
-def test_prices_never_fall():
-    assert Prices.measured([10, 14, 13, 20], 4) == Prices((1.0, 1.4, 1.4, 2.0), PROBING / 4)
+def test_a_poor_round_or_two_do_not_end_drafts_that_pay():
+    """The first rounds of a request weigh little beside what is known of others."""
+    prices = COSTS["large"]
+    pace, row = Pace(prices), Fared(3)
+    for _ in range(100):
+        pace.learn(row, 3, 3)
+    new = Fared(3)
+    assert pace.first(new, True) == 3
+    for kept in (0, 0):
+        pace.learn(new, 3, kept)
+        assert pace.turn([new])[1] == 3
+
+
+def test_drafts_that_are_never_kept_cease_but_for_one_now_and_then():
+    for prices in COSTS.values():
+        pace, row, ran = Pace(prices), Fared(prices.choices[-1]), []
+        pace.first(row, True)
+        for _ in range(3000):
+            asked, _ = pace.turn([row])
+            pace.learn(row, asked, 0)
+            ran.append(asked)
+        assert set(ran[1000:]) == {0, 1}
+        cost = dict(zip(prices.choices, prices.seconds(1)))
+        lost = sum(cost[k] - cost[0] for k in ran[1000:])
+        assert 0.5 * PROBING < lost / 2000 < 1.2 * PROBING
+
+
+def test_all_rows_of_a_round_have_one_number():
+    """Where one of eight drafts well, the others' columns cost more than its drafts bring; not so where five do."""
+    prices = COSTS["large"]
+    for good, drafts in ((1, 0), (5, 3)):
+        pace, rows = Pace(prices), [Fared(3) for _ in range(8)]
+        for _ in range(40):
+            for i, row in enumerate(rows):
+                pace.learn(row, 3, 3 if i < good else 0)
+        assert [pace.turn(rows)[1] for _ in range(3)][-1] == drafts
+
+
+def test_a_row_beside_others_begins_with_as_many_as_they_have():
+    pace, old, new = Pace(COSTS["large"]), Fared(3), Fared(3)
+    assert pace.first(old, True) == 3
+    for _ in range(60):
+        pace.learn(old, 3, 0)
+    assert pace.turn([old]) == (3, 0)
+    assert pace.first(new, False) == 0
+    assert pace.turn([old, new])[0] == 0
+
+
+def test_a_row_that_has_all_drafts_widens_the_round_of_all():
+    pace, row = Pace(COSTS["large"]), Fared(3)
+    for _ in range(60):
+        pace.learn(row, 3, 0)
+    assert pace.turn([row], everything=True)[1] == 3
+    assert pace.turn([row], everything=True) == (3, 3)
+    assert pace.turn([row]) == (3, 0)
+
+
+def test_ties_go_to_more_drafts():
+    assert best((1.0, 2.0, 3.0), (1.0, 2.0, 3.0)) == 2
+    assert best((1.0, 2.0, 2.9), (1.0, 2.0, 3.0)) == 1
+
+
+def test_tokens_that_a_row_is_expected_to_decide():
+    row = Fared(2)
+    assert expected(row, (0.5, 0.25)) == [1.0, 1.5, 1.625]
+    for _ in range(3):
+        row.add(0, True)
+    assert expected(row, (0.5, 0.25)) == [1.0, 1.75, 1.9375]
+
+
+def test_a_place_that_was_never_reached_is_taken_to_be_like_the_one_before():
+    pace, row = Pace(COSTS["block"]), Fared(7)
+    for _ in range(400):
+        pace.learn(row, 1, 1)
+    assert min(pace.shares()) > 0.95
+    for _ in range(400):
+        pace.learn(row, 1, 0)
+    assert max(pace.shares()) < 0.1
 
 
 @given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=60), st.integers(1, 7))
-def test_the_choice_follows_from_the_history_alone(history, window):
-    """Two requests with the same history have the same rounds; a round of fewer drafts than asked for is learnt from
-    as it was."""
-    prices = Prices(tuple(1 + 0.2 * k for k in range(window + 1)))
-    one, other = Pace(prices), Pace(prices)
+def test_any_history_gives_numbers_that_exist(history, window):
+    choices = range(window + 1)
+    pace, row = Pace(Prices(choices, {1: [1 + 0.2 * k for k in choices]})), Fared(window)
+    last = pace.first(row, True)
     for drafted, kept in history:
-        (asked, ahead), again = one.turn(), other.turn()
-        assert (asked, ahead) == again
+        asked, ahead = pace.turn([row])
+        assert asked == last
         assert 0 <= ahead <= window
-        drafted = min(drafted, asked)
-        for pace in (one, other):
-            pace.learn(drafted, min(kept, drafted))
+        last, drafted = ahead, min(drafted, asked)
+        pace.learn(row, drafted, min(kept, drafted))
+        assert all(0 <= share <= 1 for share in pace.shares())

@@ -218,12 +218,17 @@ class Program:
             record.phase = Phase.DECODE
         self._traffic.prefill_tokens += end - begin
 
-    def finalize_prefill(self, sequences: Sequence[SequenceHandle], masks: MaskProvider | None) -> PendingBatch:
-        records = self._enter(sequences)
+    def finalize_prefill(
+        self, sequences: Sequence[SequenceHandle], masks: MaskProvider | None, ahead: int | None = None
+    ) -> PendingBatch:
+        records, window = self._enter(sequences), self.shape.window
+        if not 0 <= (ahead or 0) <= window:
+            raise InvariantError(f"{ahead} drafts exceed a round of {window}")
         for sequence, record in zip(sequences, records):
             if record.phase is not Phase.PREFILL or record.frontier != record.prompt:
                 raise InvariantError(f"{sequence} is not at the end of its prompt")
-        return self._decide("prefill", sequences, records, ((),) * len(records), self.shape.window, masks)
+        wanted = window if ahead is None else ahead
+        return self._decide("prefill", sequences, records, ((),) * len(records), wanted, masks)
 
     def decode(
         self, sequences: Sequence[SequenceHandle], licences: Sequence[UnitLicense], masks: MaskProvider | None

@@ -17,7 +17,7 @@ from ninfer.options import EngineOptions
 from ninfer.progress import Meter
 from ninfer.runtime.costs import GENERIC, CostModel
 from ninfer.runtime.measuring import measure_prefill, measure_rounds, measure_transfers
-from ninfer.runtime.pace import Prices
+from ninfer.runtime.prices import Prices
 from ninfer.runtime.settings import CacheSettings, resolve
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ def open_instance(artifact: str | bytes | os.PathLike[Any] | ArtifactSource, opt
     from ninfer.artifact import Artifact, open_artifact
     from ninfer.models.qwen3_5.bind import bind, check
     from ninfer.program import ExplicitKV, QwenText, Retention, Shape, open_program
+    from ninfer.program.units import round_widths
     from ninfer.runtime.devices import DEFAULT_CHUNK, codec, open_device
 
     with ExitStack() as opened:
@@ -113,7 +114,8 @@ def open_instance(artifact: str | bytes | os.PathLike[Any] | ArtifactSource, opt
         program = open_program(device, QwenText(model), shape, kv, kept)
         opened.callback(program.close)
         costs = CostModel(transfers, measure_prefill(program, chunk, context)) if cache.enabled else GENERIC
-        prices = measure_rounds(program, shape.rows, shape.window, context) if shape.adaptive else None
+        choices = [width - 1 for width in round_widths(device, shape)]
+        prices = measure_rounds(program, shape.rows, choices, context) if shape.adaptive else None
         program.count_anew()
         _settle_memory()
         name = contents.directory.metadata.get("name")

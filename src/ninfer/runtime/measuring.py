@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -24,10 +24,12 @@ from ninfer.device import Device
 from ninfer.errors import InvalidRequest
 from ninfer.identity import PrefixIdentity, digest_chain
 from ninfer.runtime.costs import PrefillRate, Q, TransferRate
-from ninfer.runtime.pace import Prices
+from ninfer.runtime.prices import Prices
 
 ROUNDS = 6
 """Decode rounds that are run to time one, the first and the last of which do not count."""
+SWEEPS = 2
+"""How often that is done for each number of drafts, in turn: the device may be slow at first, or serve others."""
 SMALL, LARGE = 4 << 10, 4 << 20
 """Bytes of the two copies of each direction: one that shows what a call costs, one that shows what a byte costs."""
 PROMPT = 8
@@ -62,13 +64,17 @@ def measure_prefill(program: ProgramPort, chunk: int, context: int) -> PrefillRa
     return PrefillRate(one, token_q32, token_q32 // PAIRS_OF_A_TOKEN)
 
 
-def measure_rounds(program: ProgramPort, rows: int, window: int, context: int) -> Prices:
-    """Time decode rounds of ``rows`` rows with 0..window drafts each. Leaves nothing behind. Raises InvalidRequest for
-    a context that holds none."""
-    needed = 2 + ROUNDS * (1 + window)
+def measure_rounds(program: ProgramPort, rows: int, choices: Sequence[int], context: int) -> Prices:
+    """Time decode rounds of one row and of ``rows`` rows, with each of the ascending ``choices`` of drafts. Leaves
+    nothing behind. Raises InvalidRequest for a context that holds none."""
+    needed = 2 + ROUNDS * (1 + choices[-1])
     if context < needed:
         raise InvalidRequest(f"{context} tokens: adaptive drafts need {needed} to be measured", field="max_context")
-    return Prices.measured([_round_ns(program, rows, drafts) for drafts in range(window + 1)], rows)
+    measured = {}
+    for count in sorted({1, rows}):
+        sweeps = [[_round_ns(program, count, drafts) for drafts in choices] for _ in range(SWEEPS)]
+        measured[count] = [min(times) / 1e9 for times in zip(*sweeps)]
+    return Prices(choices, measured)
 
 
 def _rate(device: Device, copy: Callable[[int], None]) -> TransferRate:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from ninfer.contract import PendingBatch, ProducedRow, RowDecision, RowStatus, UnitLicense
 from ninfer.errors import ConstraintDeadEnd, InvariantError
 from ninfer.results import SpeculationStats, TokenLogprob
-from ninfer.runtime.pace import Pace, Prices
 from ninfer.runtime.record import CANCELLED, Ending, RequestRecord
 
 _CANCELLED_ROW = RowDecision(0, terminal=True, cancelled=True)
@@ -20,23 +19,20 @@ UNDRAFTED = (0, 0)
 """Drafts verified and kept in a round without any."""
 
 
-def licence(row: RequestRecord, drafts: int, prices: Prices | None = None) -> UnitLicense:
+def licence(row: RequestRecord, drafts: int, ahead: int | None = None) -> UnitLicense:
     """What a row may do in one decode round: it never produces more than its output or thinking budget allows.
 
-    The output budget already fits the context, so it bounds the context too. prices: of rounds, where the number of
-    drafts follows how those of the row fare; else it has ``drafts``.
+    The output budget already fits the context, so it bounds the context too. drafts: to verify; ahead: to make for the
+    next round, by default all.
     """
-    ahead = None
-    if prices is not None:
-        if row.pace is None:
-            row.pace = Pace(prices)
-        drafts, ahead = row.pace.turn()
-        ahead = max(0, min(ahead, row.left - 2))  # this round decides a token, and the next ends with one
     drafts = min(drafts, row.left - 1)
     thinking = row.session.licence()
     if thinking is not None:
         drafts = min(drafts, thinking - 1)
-    return LICENCES[max(drafts, 0)] if ahead is None else UnitLicense(max(drafts, 0), ahead)
+    if ahead is None:
+        return LICENCES[max(drafts, 0)]
+    # this round decides a token, and the next ends with one
+    return UnitLicense(max(drafts, 0), max(0, min(ahead, row.left - 2)))
 
 
 def check_membership(batch: PendingBatch, rows: Sequence[RequestRecord]) -> None:
@@ -82,8 +78,6 @@ def commit_row(row: RequestRecord, now: float) -> None:
     if row.first_token is None:
         row.first_token = now
     row.last_token = now
-    if row.pace is not None:
-        row.pace.learn(row.verified[0], min(row.verified))
     if row.verified[0]:
         row.speculation = (row.speculation or SpeculationStats()).after(*row.verified)
     row.accepted, row.previewed = 0, False

@@ -1,91 +1,125 @@
-"""How many drafts a request has verified in a round, chosen from how its own have fared and from what rounds cost.
+"""How many drafts a round has, chosen from how drafts have fared and from what rounds take.
 
-A draft counts only where all before it are kept. With ``a_j`` the share of the drafts at place j that were kept, of
-those that were reached, a round with k drafts decides ``E(k) = 1 + a_1 + a_1 a_2 + ... + a_1 ... a_k`` tokens on
-average. The k with the largest ``E(k) / cost(k)`` decides the most tokens a second.
+A draft counts only where all before it are kept. With ``a_j`` the share of the drafts at place j that are kept, of
+those that are reached, a row with k drafts decides ``E(k) = 1 + a_1 + a_1 a_2 + ... + a_1 ... a_k`` tokens on average.
+All rows of a round have as many columns as the widest, so one k is chosen for all: the one with the largest sum of
+``E(k)`` over the time of a round.
 
-The choice knows a request's committed rounds alone: not the tokens that are to be decided, so it leaves their
-distribution as it is, nor the other rows of a batch, so a request has the same rounds in whatever company.
+What is known of a request is its own; where that is little, it is taken to be like the engine's other requests. The
+choice knows committed rounds alone, not the tokens that are to be decided, so it leaves their distribution as it is.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-FADING = 0.9
-"""Weight of what a place has shown so far when it is reached once more: some ten rounds are remembered."""
-PRIOR, BELIEF = 0.8, 0.5
-"""Share of kept drafts that is believed of a place that was never reached, and how many drafts seen that counts for."""
-PROBING = 0.02
-"""Share of the time that may be lost by trying all drafts where fewer are expected to do. A round is as wide for all of
-its rows, so each of them has its part of that."""
+from ninfer.runtime.prices import Prices
+
+FADING = 0.95
+"""Weight of what a request has shown so far after another round: some twenty are remembered."""
+POOL_FADING, POOL_AGEING = 0.99, 0.998
+"""The same of what all have shown: of a place that was reached once more; and of the places behind the first in every
+round, since they are not tried where the first fails."""
+PRIOR, DOUBT = 0.8, 2.0
+"""Share of kept drafts that is believed of the first place before there were any, of the others that it is as of the
+place before; and how many drafts seen that counts for."""
+BELIEF = 3.0
+"""How many drafts of its own the engine's experience counts for in a request."""
+PROBING = 0.01
+"""Share of the time that may be lost by trying more drafts than are expected to pay."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prices:
-    """What a round costs. cost[k]: with k drafts, as a multiple of one without; never less than with fewer. probing:
-    share of the time that one request may lose to probes."""
+class Fared:
+    """How the drafts of one request, or of all, have fared: of each place, drafts that were reached, and kept."""
 
-    cost: tuple[float, ...]
-    probing: float = PROBING
+    __slots__ = ("kept", "reached")
 
-    @classmethod
-    def measured(cls, seconds: Sequence[float], rows: int) -> Prices:
-        """From the time of a round of ``rows`` rows with 0, 1, ... drafts each, in any unit."""
-        return cls(tuple(itertools.accumulate([spent / seconds[0] for spent in seconds], max)), PROBING / rows)
+    def __init__(self, window: int) -> None:
+        self.kept, self.reached = [0.0] * window, [0.0] * window
 
-    def best(self, shares: Sequence[float]) -> tuple[int, float]:
-        """The number of drafts that pays best where ``shares`` of each place are kept, and what a token then costs."""
-        drafts, price = 0, self.cost[0]
-        reached = tokens = 1.0
-        for k, (share, cost) in enumerate(zip(shares, self.cost[1:], strict=True), 1):
-            reached *= share
-            tokens += reached
-            if cost / tokens <= price:
-                drafts, price = k, cost / tokens
-        return drafts, price
+    def age(self, weight: float, first: int = 0) -> None:
+        for place in range(first, len(self.kept)):
+            self.kept[place] *= weight
+            self.reached[place] *= weight
+
+    def add(self, place: int, kept: bool, weight: float = 1.0) -> None:
+        self.reached[place] = weight * self.reached[place] + 1
+        self.kept[place] = weight * self.kept[place] + kept
+
+
+def expected(fared: Fared, pool: Sequence[float]) -> list[float]:
+    """Tokens that a row decides with 0, 1, ... drafts, where ``pool`` are the shares kept at each place by all."""
+    tokens, running, sure = [1.0], 1.0, 1.0
+    for kept, reached, share in zip(fared.kept, fared.reached, pool):
+        sure *= (kept + BELIEF * share) / (reached + BELIEF)
+        running += sure
+        tokens.append(running)
+    return tokens
+
+
+def best(tokens: Sequence[float], seconds: Sequence[float]) -> int:
+    """The choice that decides the most tokens a second; of equal ones the last."""
+    return max(range(len(tokens)), key=lambda i: (tokens[i] / seconds[i], i))
 
 
 class Pace:
-    """The drafts of one request. ``turn`` at the launch of each of its rounds, ``learn`` at its commit.
+    """Chooses for one engine. ``first`` before a row's first drafts are made, ``turn`` at the launch of each round,
+    ``learn`` at its commit.
 
     Drafts are made in the round before the one that verifies them, so their number is chosen one round ahead. Fewer
-    than all teach nothing about the others. What rounds may lose to probing is saved up; a probe is paid when it is
-    asked for, and gets back what the drafts it keeps would have cost without it.
+    teach nothing about more, so now and then the next larger number is tried. What that may lose is saved up; a request
+    that nothing is known of may take the last of it, others leave as much again.
     """
 
-    __slots__ = ("_asked", "_kept", "_prices", "_saved", "_tried")
+    __slots__ = ("_asked", "_pool", "_saved", "prices", "window")
 
     def __init__(self, prices: Prices) -> None:
-        self._prices = prices
-        window = len(prices.cost) - 1
-        self._kept, self._tried = [0.0] * window, [0.0] * window
-        self._asked = window
+        self.prices = prices
+        self.window = prices.choices[-1]
+        self._pool = Fared(self.window)
         self._saved = 0.0
+        self._asked = 0
 
-    def turn(self) -> tuple[int, int]:
-        """Drafts to verify in the round that starts, and drafts it is to make for the next."""
-        cost, now = self._prices.cost, self._asked
-        drafts, _ = self._best()
-        loss = cost[-1] - cost[drafts]
-        if drafts < len(self._tried) and self._saved >= loss:
-            self._saved -= loss
-            drafts = len(self._tried)
-        self._asked = drafts
-        return now, drafts
+    def first(self, row: Fared, alone: bool) -> int:
+        """Drafts to make behind a prompt. Beside others it has as many as they have now."""
+        if alone:
+            self._asked = self._choose((row,))
+        return self._asked
 
-    def learn(self, drafted: int, kept: int) -> None:
-        """A round verified ``drafted`` drafts and kept the first ``kept`` of them."""
+    def turn(self, rows: Sequence[Fared], everything: bool = False) -> tuple[int, int]:
+        """Drafts to verify in the round that starts, and drafts it is to make for the next. everything: a row has all
+        drafts whatever they bring."""
+        asked, self._asked = self._asked, self.window if everything else self._choose(rows)
+        return asked, self._asked
+
+    def learn(self, row: Fared, drafted: int, kept: int) -> None:
+        """A round verified ``drafted`` drafts of a row and kept the first ``kept`` of them."""
+        pool = self._pool
+        row.age(FADING)
+        pool.age(POOL_AGEING, 1)
         for place in range(min(kept + 1, drafted)):
-            self._tried[place] = FADING * self._tried[place] + 1
-            self._kept[place] = FADING * self._kept[place] + (place < kept)
-        best, price = self._best()
-        self._saved += self._prices.probing * self._prices.cost[drafted] + (kept * price if drafted > best else 0.0)
-        self._saved = min(self._saved, self._prices.cost[-1])
+            row.add(place, place < kept)
+            pool.add(place, place < kept, POOL_FADING)
 
-    def _best(self) -> tuple[int, float]:
-        return self._prices.best(
-            [(kept + BELIEF * PRIOR) / (tried + BELIEF) for kept, tried in zip(self._kept, self._tried, strict=True)]
-        )
+    def shares(self) -> list[float]:
+        """Of the drafts at each place that are reached, how many are taken to be kept in a request like the others."""
+        shares, share = [], PRIOR
+        for kept, reached in zip(self._pool.kept, self._pool.reached):
+            share = (kept + DOUBT * share) / (reached + DOUBT)
+            shares.append(share)
+        return shares
+
+    def _choose(self, rows: Sequence[Fared]) -> int:
+        shares, choices, seconds = self.shares(), self.prices.choices, self.prices.seconds(len(rows))
+        each = [expected(row, shares) for row in rows]
+        tokens = [sum([one[k] for one in each]) for k in choices]
+        chosen = best(tokens, seconds)
+        if chosen + 1 < len(choices):
+            more = chosen + 1
+            loss = seconds[more] - seconds[chosen] * tokens[more] / tokens[chosen]
+            unknown = any(row.reached[0] < 0.5 for row in rows)
+            if self._saved >= (loss if unknown else 2 * loss):
+                self._saved -= loss
+                chosen = more
+            self._saved = min(self._saved + PROBING * seconds[chosen], 2 * seconds[more])
+        return choices[chosen]

@@ -12,7 +12,7 @@ from ninfer.contract import LimitReason, PreparedRequest, SequenceHandle
 from ninfer.errors import NinferError
 from ninfer.results import FinishReason, GenerationResult, SpeculationStats, StopReason, Timings, Usage
 from ninfer.runtime.captures import PlannedCapture
-from ninfer.runtime.pace import Pace
+from ninfer.runtime.pace import Fared
 from ninfer.runtime.response import Response
 
 if TYPE_CHECKING:
@@ -83,8 +83,8 @@ class RequestRecord:
     accepted: int = 0
     """Tokens that Program has committed and the session holds as a preview."""
     speculation: SpeculationStats | None = None
-    pace: Pace | None = None
-    """How many drafts its rounds have, where that follows how they fare."""
+    fared: Fared | None = None
+    """How its drafts have fared, where that decides how many there are."""
     verified: tuple[int, int] = (0, 0)
     """Drafts verified, and kept, in the round that ``accepted`` is of."""
     resumed: PreparedRequest | None = None

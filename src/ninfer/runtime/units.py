@@ -13,7 +13,8 @@ from ninfer.errors import EngineFailed
 from ninfer.runtime.metrics import Metrics
 from ninfer.runtime.outbox import Outbox
 from ninfer.runtime.output import ORDINARY, check_membership, discard_row, licence, preview_row
-from ninfer.runtime.pace import Prices
+from ninfer.runtime.pacing import Pacing
+from ninfer.runtime.prices import Prices
 from ninfer.runtime.record import RequestRecord
 from ninfer.runtime.requests import Requests, aborted
 from ninfer.runtime.scheduler import Scheduler
@@ -60,6 +61,7 @@ class Units:
         self._clock = clock
         self._capture = capture
         self._pending: PendingBatch | None = None
+        self._pacing = Pacing(limits.prices) if limits.prices is not None else None
 
     def prefill(self, row: RequestRecord) -> None:
         """One chunk, as far as the row's next checkpoint; after the last one the row's first token, or the forced
@@ -83,7 +85,12 @@ class Units:
             row.state = row.ready
         elif done:
             masks = batch_masks((row.session.matcher,))
-            self._finish(self._program.finalize_prefill((sequence,), masks), (row,))
+            if self._pacing is None:
+                batch = self._program.finalize_prefill((sequence,), masks)
+            else:
+                ahead = self._pacing.first(row, self._requests.active)
+                batch = self._program.finalize_prefill((sequence,), masks, ahead)
+            self._finish(batch, (row,))
 
     def control(self, row: RequestRecord) -> None:
         """The forced tokens that are due."""
@@ -95,8 +102,12 @@ class Units:
         self._metrics.decode_rounds += 1
         self._metrics.decode_rows += len(rows)
         sequences = [sequence_of(row) for row in rows]
-        drafts, prices = self._limits.drafts, self._limits.prices
-        licences = [licence(row, drafts, prices) for row in rows] if drafts else [ORDINARY] * len(rows)
+        if self._pacing is not None:
+            licences = self._pacing.licences(rows)
+        elif drafts := self._limits.drafts:
+            licences = [licence(row, drafts) for row in rows]
+        else:
+            licences = [ORDINARY] * len(rows)
         masks = batch_masks([row.session.matcher for row in rows])
         self._finish(self._program.decode(sequences, licences, masks), rows)
 
@@ -125,6 +136,8 @@ class Units:
         self._program.commit(batch, decisions)
         self._pending = None
         now = self._clock()
+        if self._pacing is not None:
+            self._pacing.committed(rows if batch.kind == "decode" else (), now)
         for row in rows:
             if row.ending is not None:
                 self._requests.end(row, row.ending, now)

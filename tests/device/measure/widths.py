@@ -64,7 +64,8 @@ def widths(geometry: str, recipe: str, *, device: str = "cuda:0", rows: int = 8)
             prompts = [ninfer.TokenPrompt([i % 200 for i in range(n, n + TOKENS)]) for n in range(rows)]
             engine.generate(prompts, max_tokens=24, sampling=ninfer.SamplingParams(temperature=0), ignore_eos=True)
             parts = engine._core.ask(lambda worker: _parts(worker._program._units, rows)).result()
-            prices = engine._core.ask(lambda worker: worker._units._limits.prices.cost).result()
+            limits = engine._core.ask(lambda worker: worker._units._limits).result()
+            times = limits.prices.seconds(rows)
         one = {(kind, B): parts[kind, B, 1] for kind in ("forward", "finish") for B in (1, rows)}
         for (kind, B, n), spent in parts.items():
             ratio = f", {spent / one[kind, B]:.3f} of one column" if (kind, B) in one else ""
@@ -73,8 +74,9 @@ def widths(geometry: str, recipe: str, *, device: str = "cuda:0", rows: int = 8)
         for B in (1, rows):
             spent, plain = (parts["forward", B, n] + parts["finish", B, n] for n in (8, 1))
             yield f"{geometry} {recipe}, {B} rows, verification, 8 columns / 1", f"{spent / plain:.3f}"
-        costs = " ".join(f"{cost:.2f}" for cost in prices)
-        yield f"{geometry} {recipe}, {rows} rows, round of 0..7 drafts, measured by the engine", costs
+        costs = " ".join(f"{spent / times[0]:.2f}" for spent in times)
+        counts = ", ".join(map(str, limits.prices.choices))
+        yield f"{geometry} {recipe}, {rows} rows, round of {counts} drafts, measured by the engine", costs
 
     return measure
 

@@ -1,0 +1,55 @@
+"""What decode rounds take: measured when an engine starts, then corrected by the rounds that it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+LEARNING = 1 / 16
+"""Weight of one more round in what rounds like it are known to take."""
+FORGETTING = 1 / 256
+"""How far a price goes back to what was measured at the start, in a round of another kind."""
+
+
+class Prices:
+    """choices: numbers of drafts that a round can have, ascending from 0.
+
+    What is measured at the start lacks what the engine does between rounds, the same for each: that is learnt from
+    whatever rounds run, so that what did not run is not taken to be free of it.
+    """
+
+    __slots__ = ("_measured", "_more", "_now", "_seen", "choices")
+
+    def __init__(self, choices: Sequence[int], measured: Mapping[int, Sequence[float]]) -> None:
+        """measured: seconds of a round by its rows, 1 and the most among them, and by choice; between them it is taken
+        to be linear. A price is never less than with fewer drafts."""
+        self.choices = tuple(choices)
+        self._measured = [_between(measured, rows) for rows in range(1, max(measured) + 1)]
+        self._now = [list(seconds) for seconds in self._measured]
+        self._seen = [[False] * len(self.choices) for _ in self._measured]
+        self._more = [0.0] * len(self._measured)
+
+    def seconds(self, rows: int) -> Sequence[float]:
+        """Of a round of ``rows`` rows, by choice."""
+        return self._now[rows - 1]
+
+    def observe(self, rows: int, drafts: int, seconds: float) -> None:
+        """A round that verified and made ``drafts`` drafts of ``rows`` rows took ``seconds``. One that took far longer
+        than expected had something else in it."""
+        measured, now, seen = self._measured[rows - 1], self._now[rows - 1], self._seen[rows - 1]
+        ran = next(i for i, choice in enumerate(self.choices) if choice >= drafts)
+        seen[ran] = True
+        now[ran] += LEARNING * (min(seconds, 2 * now[ran]) - now[ran])
+        more = self._more[rows - 1]
+        more += LEARNING * (max(now[ran] - measured[ran], 0.0) - more)
+        self._more[rows - 1] = more
+        for i, (price, was_seen) in enumerate(zip(measured, seen)):
+            if i != ran:
+                now[i] = now[i] + FORGETTING * (price + more - now[i]) if was_seen else price + more
+
+
+def _between(measured: Mapping[int, Sequence[float]], rows: int) -> list[float]:
+    """Seconds of a round of ``rows`` rows."""
+    below, above = max(n for n in measured if n <= rows), min(n for n in measured if n >= rows)
+    share = (rows - below) / (above - below) if above > below else 0.0
+    seconds = [a + share * (b - a) for a, b in zip(measured[below], measured[above], strict=True)]
+    return [max(seconds[: i + 1]) for i in range(len(seconds))]

@@ -1,0 +1,49 @@
+"""What rounds are taken to cost: from a start that knows Program alone, and from rounds as they come."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from ninfer.runtime.prices import Prices
+
+
+def test_between_what_was_measured_it_is_linear():
+    prices = Prices((0, 1, 3), {1: (1.0, 2.0, 3.0), 5: (5.0, 4.0, 11.0)})
+    assert prices.seconds(1) == [1.0, 2.0, 3.0]
+    assert prices.seconds(3) == [3.0, 3.0, 7.0]
+    assert prices.seconds(5) == [5.0, 5.0, 11.0], "more drafts never cost less"
+
+
+def test_what_the_engine_adds_to_a_round_is_added_to_those_that_did_not_run():
+    prices = Prices((0, 1, 3), {1: (1.0, 4.0, 5.0)})
+    for _ in range(300):
+        prices.observe(1, 0, 1.5)
+    assert prices.seconds(1) == pytest.approx([1.5, 4.5, 5.5])
+
+
+def test_rounds_that_ran_have_prices_of_their_own():
+    prices, noise = Prices((0, 1, 3), {1: (1.0, 4.0, 5.0), 2: (1.0, 4.0, 5.0)}), random.Random(0)
+    for _ in range(400):
+        prices.observe(1, 0, 1.2 * noise.uniform(0.8, 1.2))
+        prices.observe(1, 2, 3.0 * noise.uniform(0.8, 1.2))
+    assert prices.seconds(1)[0] == pytest.approx(1.2, rel=0.1)
+    assert prices.seconds(1)[2] == pytest.approx(3.0, rel=0.1), "two drafts run in a round of three"
+    assert prices.seconds(2) == [1.0, 4.0, 5.0], "of another number of rows nothing is known"
+
+
+def test_a_round_with_something_else_in_it_says_little():
+    prices = Prices((0, 1), {1: (1.0, 2.0)})
+    prices.observe(1, 0, 1000.0)
+    assert prices.seconds(1)[0] == pytest.approx(1 + 1 / 16)
+
+
+def test_what_was_seen_long_ago_is_forgotten():
+    prices = Prices((0, 1), {1: (1.0, 2.0)})
+    for _ in range(200):
+        prices.observe(1, 1, 10.0)
+    assert prices.seconds(1)[1] > 9
+    for _ in range(5000):
+        prices.observe(1, 0, 1.0)
+    assert prices.seconds(1) == pytest.approx([1.0, 2.0], abs=0.05)
