@@ -529,6 +529,8 @@ class PlacedSymbolicModel:
                 i, p = b * rows.W + w, start + w
                 axes = rows.positions.array[:, i]
                 columns[table[p >> 6], p & 63] = mix(hidden[i, 0], tokens[i], *axes)
+                if out is None:
+                    continue
                 seen = columns[table[: (p >> 6) + 1]].reshape(-1)[: p + 1]
                 out.array[i, 0] = self.guess(context_hash(seen), int(tokens[i]))
 

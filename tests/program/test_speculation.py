@@ -111,8 +111,9 @@ def test_tokens_do_not_depend_on_drafts(kind: bool | str, data: st.DataObject, w
             blocks = not adaptive or any(one.ahead != 0 for one in licences)
             batch = program.decode(sequences, licences, Masks(legal))
         else:
-            licences, blocks = [UnitLicense()] * len(batch_rows), True
-            batch = program.finalize_prefill(sequences, Masks(legal))
+            ahead = data.draw(st.one_of(st.none(), st.integers(0, window))) if adaptive else None
+            licences, blocks = [UnitLicense()] * len(batch_rows), ahead != 0
+            batch = program.finalize_prefill(sequences, Masks(legal), ahead)
         decisions = []
         for i, (r, produced) in enumerate(zip(batch_rows, program.wait(batch))):
             assert 1 <= len(produced.tokens) <= 1 + licences[i].drafts
@@ -362,6 +363,34 @@ def test_a_round_runs_the_narrowest_width_that_is_recorded(kind: bool | str, del
     for row in rows:
         program.discard(row)
     program.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("delayed", [True, False])
+def test_rounds_without_drafts_leave_a_whole_history(kind: bool | str, delayed: bool) -> None:
+    """What is drafted later is what would have been drafted had something been in every round."""
+    found = []
+    for between in (3, 0):
+        program, device = opened(3, rows=2, kind=kind, adaptive=True, delayed=delayed)
+        rows = [started(program, lane, prompt=(1, 2, lane), output=120)[1] for lane in range(2)]
+        ran: list[str] = []
+        enqueue = device.enqueue
+        device.enqueue = lambda name, step, e=enqueue, ran=ran: (ran.append(name), e(name, step))
+        for n in range(70):  # beyond a page
+            ahead = 3 if n in (20, 69) else between
+            batch = program.decode(rows, [UnitLicense(0, ahead)] * 2, None)
+            program.commit(batch, [RowDecision(1)] * len(program.wait(batch)))
+            program._take_drafts()
+            if ahead:
+                found.append([program._sequences.get(row).drafts for row in rows])
+        device.run_until(device.submitted)
+        assert ran.count("draft_rows") == (0 if kind is not True else 70 if between else 2)
+        for row in rows:
+            program.discard(row)
+        program.close()
+    every, few = found[:70], found[70:]
+    assert few == [every[20], every[69]]
+    assert every[20] != every[69]
 
 
 def test_without_speculation_that_adapts_every_round_has_the_one_recorded_width() -> None:

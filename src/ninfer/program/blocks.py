@@ -107,7 +107,7 @@ class BlockDrafting:
 
     forced = prompt
 
-    def decided(self, B: int, W: int, first: bool) -> None:
+    def decided(self, B: int, W: int, first: bool, drafts: bool) -> None:
         m, memory, rows = self.own, self.memory, self.memory.input.rows(B, W)
         fields, start, width = memory.output.fields, m.start.head(B), m.width.head(B)
         kept = m.none.head(B) if W == 1 else fields["accepted"].head(B)

@@ -38,9 +38,9 @@ class Drafting(Protocol):
         """The drafts of a round that is verified, with the distributions they were drawn from."""
         ...
 
-    def decided(self, B: int, W: int, first: bool) -> None:
+    def decided(self, B: int, W: int, first: bool, drafts: bool) -> None:
         """A round of ``W`` columns has been decided: they become history of what drafts. first: it was the token behind
-        a prompt, whose column already is."""
+        a prompt, whose column already is. drafts: some are made next."""
         ...
 
     def draft(self, B: int, ahead: int) -> None:
@@ -115,24 +115,28 @@ class MtpDrafting:
     def prompt(self, width: int) -> None:
         """At the prompt's end the token behind the last one is not known yet: that column is written again when it has
         been decided."""
-        hidden = self.memory.hidden.slice(0, width)
-        self.memory.model.hidden(None, hidden)
-        self._align_wide(hidden, hidden)
+        self.memory.model.hidden(None, self.memory.hidden.slice(0, width))
+        self.forced(width)
 
     def forced(self, width: int) -> None:
-        self._align_wide(self.memory.hidden.slice(0, width), self.own.joined.slice(0, width))
+        """Append the columns of a wide unit; the frame has the tokens behind them."""
+        m, tokens = self.memory, self.memory.input.fields["wide_tokens"].slice(1, width + 1)
+        self._align(m.input.wide_rows(width), tokens, m.hidden.slice(0, width), None)
 
     def join(self) -> None:
         """Append the last executed column of one row, whose successor is in the frame."""
         fields, hidden, rows = self.memory.input.fields, self.memory.hidden.slice(0, 1), self.memory.input.rows(1)
         self.device.ops.gather(hidden, self.memory.stored, fields["read"].head(1))
-        self._align(rows, rows.tokens, hidden, self.own.joined.slice(0, 1))
+        self._align(rows, rows.tokens, hidden, None)
 
     def proposed(self, drafts: Drafts) -> Drafts:
         return drafts
 
-    def decided(self, B: int, W: int, first: bool) -> None:
+    def decided(self, B: int, W: int, first: bool, drafts: bool) -> None:
         m, memory, rows = self.own, self.memory, self.memory.input.rows(B, W)
+        if not drafts:
+            self._align(rows, memory.output.fields["token"].head(B * W), memory.hidden.slice(0, B * W), None)
+            return
         accepted = m.none.head(B) if W == 1 else memory.output.fields["accepted"].head(B)
         hidden, joined = memory.hidden.slice(0, B * W), m.joined.slice(0, B * W)
         start, width, positions = m.behind(B)
@@ -156,13 +160,9 @@ class MtpDrafting:
                 )  # fmt: skip
                 memory.model.draft(own, m.output(s, B), m.output(s + 1, B))
 
-    def _align_wide(self, hidden: Buffer, out: Buffer) -> None:
-        """Append the columns of a wide unit; the frame has the tokens behind them."""
-        fields, width = self.memory.input.fields, hidden.shape[0]
-        self._align(self.memory.input.wide_rows(width), fields["wide_tokens"].slice(1, width + 1), hidden, out)
-
-    def _align(self, rows: Rows, tokens: Buffer, hidden: Buffer, out: Buffer) -> None:
-        """Append the columns of ``rows``: hidden act [T, H], and tokens i32 [T], each the one behind its column's."""
+    def _align(self, rows: Rows, tokens: Buffer, hidden: Buffer, out: Buffer | None) -> None:
+        """Append the columns of ``rows``: hidden act [T, H], and tokens i32 [T], each the one behind its column's. out:
+        for what is drafted from them, if anything."""
         table = self.memory.input.fields["draft_table"].head(rows.B)
         own = Rows(rows.B, rows.W, rows.start, rows.width, rows.read, rows.write, table, tokens, rows.positions)
         self.memory.model.draft(own, hidden, out)

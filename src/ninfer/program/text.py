@@ -86,9 +86,10 @@ class PlacedModel(Protocol):
         """Advance the state by the first ``accepted`` i32 [B] columns of the last recorded pass."""
         ...
 
-    def draft(self, rows: Rows, hidden: Buffer, out: Buffer) -> None:
+    def draft(self, rows: Rows, hidden: Buffer, out: Buffer | None) -> None:
         """Run the MTP module, where the model has one: out act [B*W, H] from final hidden act [B*W, H] and the
-        token behind each, appended to the module's own pool. Overwrites what the last pass left."""
+        token behind each, appended to the module's own pool; without ``out`` only that. Overwrites what the last pass
+        left."""
         ...
 
     def append(self, rows: Rows) -> None:
@@ -294,7 +295,7 @@ class PlacedQwenText:
     def propose(self, hidden: Buffer, out: Buffer) -> None:
         passes.propose(self.device.ops, self.model, hidden, out)
 
-    def draft(self, rows: Rows, hidden: Buffer, out: Buffer) -> None:
+    def draft(self, rows: Rows, hidden: Buffer, out: Buffer | None) -> None:
         (kv,) = self.kv[PoolKind.MTP]
         passes.draft(self.device.ops, self.model, self.workspace, rows, kv, hidden, out)
 

@@ -49,7 +49,8 @@ WIDTHS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536)
 
 
 FINISHES = tuple(product((False, True), repeat=2))
-"""Ways to finish a round: with masks or without, with rows that draw from the whole vocabulary or without."""
+"""Ways to finish a round: with masks or without, with rows that draw from the whole vocabulary or without. Of a round
+that neither verifies nor makes drafts there are as many more."""
 
 
 def prefill_widths(device: Device, chunk: int) -> tuple[int, ...]:
@@ -133,6 +134,8 @@ class Units:
                 works["forward", B, W] = partial(self._submit_forward, B, W)
                 for how in FINISHES:
                     works["finish", B, W, *how] = partial(self._submit_finish, B, W, False, *how)
+                    if W == 1 < self.widths[-1]:
+                        works["plain", B, W, *how] = partial(self._submit_plain, B, *how)
                 if W > 1:
                     works["fold", B, W] = partial(self._submit_fold, B, W)
             if self.drafting is not None:
@@ -208,7 +211,8 @@ class Units:
     ) -> None:
         """Send the masks, if some row has one; decide, and bring the results down; then draft ``ahead`` tokens, and
         bring them down. first: one column a row, from a stored hidden."""
-        self._launch("first" if first else "finish", B, W, masked, everything)
+        kind = "first" if first else "plain" if W == 1 and not ahead and self.drafting is not None else "finish"
+        self._launch(kind, B, W, masked, everything)
         if masked:
             self._count("upload", self.masks(B, W).nbytes)
         source = self._scored if scores else self._brief
@@ -327,7 +331,9 @@ class Units:
         self.device.ops.gather(hidden, m.stored, m.input.fields["read"].head(B))
         m.model.logits(hidden, m.logits.slice(0, B))
 
-    def _submit_finish(self, B: int, W: int, first: bool, masked: bool, everything: bool) -> None:
+    def _submit_finish(
+        self, B: int, W: int, first: bool, masked: bool, everything: bool, drafting: bool = True
+    ) -> None:
         m, ops = self.memory, self.device.ops
         out, sampled, logits = (
             m.output.sample_out(B, W),
@@ -346,7 +352,10 @@ class Units:
             ops.accept(out, accepted, logits, masks, m.counts, sampled, drafts, m.scratch)
             ops.count(m.counts, m.input.fields["lanes"].head(B), drafts.tokens, accepted)
         if self.drafting is not None:
-            self.drafting.decided(B, W, first)
+            self.drafting.decided(B, W, first, drafting)
+
+    def _submit_plain(self, B: int, masked: bool, everything: bool) -> None:
+        self._submit_finish(B, 1, False, masked, everything, drafting=False)
 
     def _submit_fold(self, B: int, W: int) -> None:
         """The state advances, and the hidden of the last accepted column becomes part of it."""

@@ -137,8 +137,9 @@ def forward(
             ops.block.place(side, p.x, taps.index(layer) * model.config.hidden_size)
 
 
-def draft(ops: Ops, model: Model, ws: Workspace, rows: Rows, kv: KVPlanes, hidden: Buffer, out: Buffer) -> None:
-    """Run the MTP module: out act [T, H], whose logits are for the token two behind each column's hidden.
+def draft(ops: Ops, model: Model, ws: Workspace, rows: Rows, kv: KVPlanes, hidden: Buffer, out: Buffer | None) -> None:
+    """Run the MTP module: out act [T, H], whose logits are for the token two behind each column's hidden. Without
+    ``out`` only as far as its keys and values.
 
     Column ``t`` joins the final hidden of token ``t`` (hidden act [T, H]) with token ``t + 1`` (``rows.tokens``) at the
     ordinal and rotary position of token ``t``, and appends to the module's own keys and values::
@@ -155,6 +156,9 @@ def draft(ops: Ops, model: Model, ws: Workspace, rows: Rows, kv: KVPlanes, hidde
     ops.embed(p.x, model.embedding, rows.tokens)
     ops.norm_pair(stem, p.x, hidden, mtp.embedding_norm, mtp.hidden_norm, eps)
     ops.norm_project((p.x,), stem, None, (mtp.projection,), eps, ws.scratch)
+    if out is None:
+        _append(p, mtp.block.input_norm, mtp.block.mixer, kv)
+        return
     _attention(p, mtp.block.input_norm, mtp.block.mixer, kv)
     _ffn(p, mtp.block)
     ops.final_norm(out, p.x, mtp.final_norm, None, eps)
@@ -187,6 +191,15 @@ def logits(ops: Ops, model: Model, hidden: Buffer, out: Buffer) -> None:
 def propose(ops: Ops, model: Model, hidden: Buffer, out: Buffer) -> None:
     """``logits`` for drafting: f32 [n, V], or over the rows of the head that the model drafts with, if it has one."""
     ops.head(out, hidden, model.proposal.head if model.proposal else model.head)
+
+
+def _append(p: _Pass, norm: Buffer, w: AttentionWeights, kv: KVPlanes) -> None:
+    """Keys and values alone. The queries that are prepared with them are whatever the last pass left."""
+    s, eps, ws = p.config.attention, p.config.eps, p.ws
+    assert s is not None
+    q, k, v = ws.query.head(p.tokens, s.hq * s.hd), *(lane.head(p.tokens, s.hk * s.hd) for lane in (ws.key, ws.value))
+    p.ops.norm_project((k, v), p.x, norm, (w.key, w.value), eps, ws.scratch)
+    p.ops.attention_prepare(q, k, v, w.query_norm, w.key_norm, kv, p.rows, s, eps)
 
 
 def _attention(p: _Pass, norm: Buffer, w: AttentionWeights, kv: KVPlanes) -> None:
