@@ -13,6 +13,8 @@ _CANCELLED_ROW = RowDecision(0, terminal=True, cancelled=True)
 _FAILED_ROW = RowDecision(0, terminal=True)
 _GO_ON = tuple(RowDecision(n) for n in range(16))
 LICENCES = tuple(UnitLicense(n) for n in range(16))
+PACED = tuple(tuple(UnitLicense(n, ahead) for ahead in range(16)) for n in range(16))
+"""By drafts to verify and to make."""
 ORDINARY = LICENCES[0]
 """One token, whatever the budgets: a row without output left has ended."""
 UNDRAFTED = (0, 0)
@@ -32,7 +34,7 @@ def licence(row: RequestRecord, drafts: int, ahead: int | None = None) -> UnitLi
     if ahead is None:
         return LICENCES[max(drafts, 0)]
     # this round decides a token, and the next ends with one
-    return UnitLicense(max(drafts, 0), max(0, min(ahead, row.left - 2)))
+    return PACED[max(drafts, 0)][max(0, min(ahead, row.left - 2))]
 
 
 def check_membership(batch: PendingBatch, rows: Sequence[RequestRecord]) -> None:

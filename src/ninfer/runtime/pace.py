@@ -18,8 +18,8 @@ from ninfer.runtime.prices import Prices
 FADING = 0.95
 """Weight of what a request has shown so far after another round: some twenty are remembered."""
 POOL_FADING, POOL_AGEING = 0.99, 0.998
-"""The same of what all have shown: of a place that was reached once more; and of the places behind the first in every
-round, since they are not tried where the first fails."""
+"""The same of what all have shown: at a place that was reached once more; and everywhere after another round, since
+places behind the first are not tried where it fails."""
 PRIOR, DOUBT = 0.8, 2.0
 """Share of kept drafts that is believed of the first place before there were any, of the others that it is as of the
 place before; and how many drafts seen that counts for."""
@@ -27,31 +27,37 @@ BELIEF = 3.0
 """How many drafts of its own the engine's experience counts for in a request."""
 PROBING = 0.01
 """Share of the time that may be lost by trying more drafts than are expected to pay."""
+STANDING = 8
+"""Rounds without drafts for which a choice stands: with one row it takes as long as a tenth of a short round."""
 
 
 class Fared:
-    """How the drafts of one request, or of all, have fared: of each place, drafts that were reached, and kept."""
+    """How drafts have fared: of each place, those that were reached, and kept. ``unit`` is what one counts now: it
+    grows, so that what was counted before fades."""
 
-    __slots__ = ("kept", "reached")
+    __slots__ = ("kept", "reached", "unit")
 
     def __init__(self, window: int) -> None:
         self.kept, self.reached = [0.0] * window, [0.0] * window
+        self.unit = 1.0
 
-    def age(self, weight: float, first: int = 0) -> None:
-        for place in range(first, len(self.kept)):
-            self.kept[place] *= weight
-            self.reached[place] *= weight
+    def age(self, weight: float) -> None:
+        """What was counted so far has that weight from now on."""
+        self.unit /= weight
+        if self.unit > 1e9:
+            self.kept, self.reached = ([n / self.unit for n in counts] for counts in (self.kept, self.reached))
+            self.unit = 1.0
 
     def add(self, place: int, kept: bool, weight: float = 1.0) -> None:
-        self.reached[place] = weight * self.reached[place] + 1
-        self.kept[place] = weight * self.kept[place] + kept
+        self.reached[place] = weight * self.reached[place] + self.unit
+        self.kept[place] = weight * self.kept[place] + kept * self.unit
 
 
 def expected(fared: Fared, pool: Sequence[float]) -> list[float]:
     """Tokens that a row decides with 0, 1, ... drafts, where ``pool`` are the shares kept at each place by all."""
-    tokens, running, sure = [1.0], 1.0, 1.0
+    tokens, running, sure, belief = [1.0], 1.0, 1.0, BELIEF * fared.unit
     for kept, reached, share in zip(fared.kept, fared.reached, pool):
-        sure *= (kept + BELIEF * share) / (reached + BELIEF)
+        sure *= (kept + belief * share) / (reached + belief)
         running += sure
         tokens.append(running)
     return tokens
@@ -68,58 +74,69 @@ class Pace:
 
     Drafts are made in the round before the one that verifies them, so their number is chosen one round ahead. Fewer
     teach nothing about more, so now and then the next larger number is tried. What that may lose is saved up; a request
-    that nothing is known of may take the last of it, others leave as much again.
+    that nothing is known of may take the last of it, others leave as much again. Rounds without drafts change little,
+    so what was chosen stands for some of them.
     """
 
-    __slots__ = ("_asked", "_pool", "_saved", "prices", "window")
+    __slots__ = ("_asked", "_news", "_passed", "_pool", "_rows", "_saved", "prices", "window")
 
     def __init__(self, prices: Prices) -> None:
         self.prices = prices
         self.window = prices.choices[-1]
         self._pool = Fared(self.window)
         self._saved = 0.0
-        self._asked = 0
+        self._asked = self._rows = 0
+        self._passed = 0  # rounds since the last choice
+        self._news = False
 
     def first(self, row: Fared, alone: bool) -> int:
         """Drafts to make behind a prompt. Beside others it has as many as they have now."""
         if alone:
-            self._asked = self._choose((row,))
+            self._asked = self._choose((row,), 0)
         return self._asked
 
     def turn(self, rows: Sequence[Fared], everything: bool = False) -> tuple[int, int]:
         """Drafts to verify in the round that starts, and drafts it is to make for the next. everything: a row has all
         drafts whatever they bring."""
-        asked, self._asked = self._asked, self.window if everything else self._choose(rows)
+        asked = self._asked
+        self._passed += 1
+        self._pool.age(POOL_AGEING)
+        if everything:
+            self._asked = self.window
+        elif asked or self._news or self._passed >= STANDING or len(rows) != self._rows:
+            self._asked = self._choose(rows, self._passed)
+            self._passed, self._news = 0, False
+        self._rows = len(rows)
         return asked, self._asked
 
     def learn(self, row: Fared, drafted: int, kept: int) -> None:
         """A round verified ``drafted`` drafts of a row and kept the first ``kept`` of them."""
-        pool = self._pool
         row.age(FADING)
-        pool.age(POOL_AGEING, 1)
+        self._news = self._news or drafted > 0
         for place in range(min(kept + 1, drafted)):
             row.add(place, place < kept)
-            pool.add(place, place < kept, POOL_FADING)
+            self._pool.add(place, place < kept, POOL_FADING)
 
     def shares(self) -> list[float]:
         """Of the drafts at each place that are reached, how many are taken to be kept in a request like the others."""
-        shares, share = [], PRIOR
+        shares, share, doubt = [], PRIOR, DOUBT * self._pool.unit
         for kept, reached in zip(self._pool.kept, self._pool.reached):
-            share = (kept + DOUBT * share) / (reached + DOUBT)
+            share = (kept + doubt * share) / (reached + doubt)
             shares.append(share)
         return shares
 
-    def _choose(self, rows: Sequence[Fared]) -> int:
+    def _choose(self, rows: Sequence[Fared], passed: int) -> int:
+        """``passed``: rounds since the last choice."""
         shares, choices, seconds = self.shares(), self.prices.choices, self.prices.seconds(len(rows))
         each = [expected(row, shares) for row in rows]
         tokens = [sum([one[k] for one in each]) for k in choices]
         chosen = best(tokens, seconds)
         if chosen + 1 < len(choices):
             more = chosen + 1
+            self._saved = min(self._saved + passed * PROBING * seconds[chosen], 2 * seconds[more])
             loss = seconds[more] - seconds[chosen] * tokens[more] / tokens[chosen]
-            unknown = any(row.reached[0] < 0.5 for row in rows)
+            unknown = any(row.reached[0] < row.unit / 2 for row in rows)
             if self._saved >= (loss if unknown else 2 * loss):
                 self._saved -= loss
                 chosen = more
-            self._saved = min(self._saved + PROBING * seconds[chosen], 2 * seconds[more])
         return choices[chosen]

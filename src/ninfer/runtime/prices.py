@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 LEARNING = 1 / 16
 """Weight of one more round in what rounds like it are known to take."""
-FORGETTING = 1 / 256
-"""How far a price goes back to what was measured at the start, in a round of another kind."""
+FORGETTING, EVERY = 1 / 32, 8
+"""How far a price goes back to what was measured at the start, in how many rounds of another kind."""
 
 
 class Prices:
@@ -17,12 +17,14 @@ class Prices:
     whatever rounds run, so that what did not run is not taken to be free of it.
     """
 
-    __slots__ = ("_measured", "_more", "_now", "_seen", "choices")
+    __slots__ = ("_index", "_measured", "_more", "_now", "_rounds", "_seen", "choices")
 
     def __init__(self, choices: Sequence[int], measured: Mapping[int, Sequence[float]]) -> None:
         """measured: seconds of a round by its rows, 1 and the most among them, and by choice; between them it is taken
         to be linear. A price is never less than with fewer drafts."""
         self.choices = tuple(choices)
+        self._index = [next(i for i, n in enumerate(choices) if n >= drafts) for drafts in range(choices[-1] + 1)]
+        self._rounds = 0
         self._measured = [_between(measured, rows) for rows in range(1, max(measured) + 1)]
         self._now = [list(seconds) for seconds in self._measured]
         self._seen = [[False] * len(self.choices) for _ in self._measured]
@@ -36,12 +38,15 @@ class Prices:
         """A round that verified and made ``drafts`` drafts of ``rows`` rows took ``seconds``. One that took far longer
         than expected had something else in it."""
         measured, now, seen = self._measured[rows - 1], self._now[rows - 1], self._seen[rows - 1]
-        ran = next(i for i, choice in enumerate(self.choices) if choice >= drafts)
-        seen[ran] = True
-        now[ran] += LEARNING * (min(seconds, 2 * now[ran]) - now[ran])
+        ran = self._index[drafts]
+        price = now[ran]
+        now[ran] = price = price + LEARNING * (min(seconds, 2 * price) - price)
         more = self._more[rows - 1]
-        more += LEARNING * (max(now[ran] - measured[ran], 0.0) - more)
-        self._more[rows - 1] = more
+        self._more[rows - 1] = more = more + LEARNING * (max(price - measured[ran], 0.0) - more)
+        self._rounds += 1
+        if self._rounds % EVERY and seen[ran]:
+            return
+        seen[ran] = True
         for i, (price, was_seen) in enumerate(zip(measured, seen)):
             if i != ran:
                 now[i] = now[i] + FORGETTING * (price + more - now[i]) if was_seen else price + more
