@@ -16,11 +16,20 @@ def test_between_what_was_measured_it_is_linear():
     assert prices.seconds(5) == [5.0, 5.0, 11.0], "more drafts never cost less"
 
 
-def test_what_the_engine_adds_to_a_round_is_added_to_those_that_did_not_run():
+@pytest.mark.parametrize(
+    ("drafts", "took", "likely"),
+    [
+        (0, 1.5, [1.5, 4.5, 5.5]),  # what the engine adds to each round
+        (3, 6.0, [1.2, 4.8, 6.0]),  # no more of one without drafts than it would be if all were slower
+        (1, 4.4, [1.1, 4.4, 5.4]),
+        (0, 0.8, [0.8, 3.2, 4.0]),  # the start was slow
+    ],
+)
+def test_what_did_not_run_is_expected_to_take_the_least_that_what_ran_makes_likely(drafts, took, likely):
     prices = Prices((0, 1, 3), {1: (1.0, 4.0, 5.0)})
     for _ in range(300):
-        prices.observe(1, 0, 1.5)
-    assert prices.seconds(1) == pytest.approx([1.5, 4.5, 5.5])
+        prices.observe(1, drafts, took)
+    assert prices.seconds(1) == pytest.approx(likely)
 
 
 def test_rounds_that_ran_have_prices_of_their_own():
@@ -36,7 +45,7 @@ def test_rounds_that_ran_have_prices_of_their_own():
 def test_a_round_with_something_else_in_it_says_little():
     prices = Prices((0, 1), {1: (1.0, 2.0)})
     prices.observe(1, 0, 1000.0)
-    assert prices.seconds(1)[0] == pytest.approx(1 + 1 / 16)
+    assert prices.seconds(1)[0] == pytest.approx(1 + 1 / 32)
 
 
 def test_what_was_seen_long_ago_is_forgotten():

@@ -4,52 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-LEARNING = 1 / 16
-"""Weight of one more round in what rounds like it are known to take."""
+LEARNING, LARGEST = 1 / 8, 1 / 4
+"""Weight of one more round in what rounds like it are known to take, and the largest part that it may be off by and
+count in full: one that takes far longer had something else in it."""
 FORGETTING, EVERY = 1 / 32, 8
-"""How far a price goes back to what was measured at the start, in how many rounds of another kind."""
+"""How far a price goes back to what rounds of another kind make likely, in how many of those."""
 
 
 class Prices:
     """choices: numbers of drafts that a round can have, ascending from 0.
 
-    What is measured at the start lacks what the engine does between rounds, the same for each: that is learnt from
-    whatever rounds run, so that what did not run is not taken to be free of it.
+    What is measured at the start lacks what the engine does between rounds, and the device may be slower later. What
+    rounds that run take longer than they did then is expected of the others: as much again of larger ones, in
+    proportion of smaller ones. That is the least it can be, so one that it makes seem better is tried, and then known.
     """
 
-    __slots__ = ("_index", "_measured", "_more", "_now", "_rounds", "_seen", "choices")
+    __slots__ = ("_index", "_measured", "_now", "_rounds", "_seen", "choices")
 
     def __init__(self, choices: Sequence[int], measured: Mapping[int, Sequence[float]]) -> None:
         """measured: seconds of a round by its rows, 1 and the most among them, and by choice; between them it is taken
         to be linear. A price is never less than with fewer drafts."""
         self.choices = tuple(choices)
         self._index = [next(i for i, n in enumerate(choices) if n >= drafts) for drafts in range(choices[-1] + 1)]
-        self._rounds = 0
         self._measured = [_between(measured, rows) for rows in range(1, max(measured) + 1)]
         self._now = [list(seconds) for seconds in self._measured]
         self._seen = [[False] * len(self.choices) for _ in self._measured]
-        self._more = [0.0] * len(self._measured)
+        self._rounds = 0
 
     def seconds(self, rows: int) -> Sequence[float]:
         """Of a round of ``rows`` rows, by choice."""
         return self._now[rows - 1]
 
     def observe(self, rows: int, drafts: int, seconds: float) -> None:
-        """A round that verified and made ``drafts`` drafts of ``rows`` rows took ``seconds``. One that took far longer
-        than expected had something else in it."""
-        measured, now, seen = self._measured[rows - 1], self._now[rows - 1], self._seen[rows - 1]
-        ran = self._index[drafts]
+        """A round that verified and made ``drafts`` drafts of ``rows`` rows took ``seconds``."""
+        now, seen, ran = self._now[rows - 1], self._seen[rows - 1], self._index[drafts]
         price = now[ran]
-        now[ran] = price = price + LEARNING * (min(seconds, 2 * price) - price)
-        more = self._more[rows - 1]
-        self._more[rows - 1] = more = more + LEARNING * (max(price - measured[ran], 0.0) - more)
+        most = LARGEST * price
+        now[ran] = price + LEARNING * min(max(seconds - price, -most), most)
         self._rounds += 1
         if self._rounds % EVERY and seen[ran]:
             return
         seen[ran] = True
-        for i, (price, was_seen) in enumerate(zip(measured, seen)):
+        measured = self._measured[rows - 1]
+        more = now[ran] - measured[ran]
+        for i, start in enumerate(measured):
             if i != ran:
-                now[i] = now[i] + FORGETTING * (price + more - now[i]) if was_seen else price + more
+                likely = start + more * (start / measured[ran] if more < 0 else min(1.0, start / measured[ran]))
+                now[i] = now[i] + FORGETTING * (likely - now[i]) if seen[i] else likely
 
 
 def _between(measured: Mapping[int, Sequence[float]], rows: int) -> list[float]:
