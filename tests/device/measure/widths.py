@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -111,28 +112,47 @@ def _seconds(units: Any, name: tuple[Any, ...], repeat: int = 10, rounds: int = 
     return median(spent[1:])
 
 
-def adaptive(*, device: str = "cuda:0", batches: str = "1,8", backends: Sequence[str] = ("mtp", "dflash"),
-             tokens: int = 96, large: bool = True) -> Callable[[Path], Iterator[Row]]:  # fmt: skip
-    """Speed against the same engine without drafts: answers the small model drafts well, and weights that keep none."""
+def adaptive(
+    *,
+    device: str = "cuda:0",
+    batches: Sequence[int] = (1, 8),
+    backends: Sequence[str] = ("mtp", "dflash", "dflash2"),
+    tokens: int = 96,
+    repeats: int = 3,
+    large: bool = True,
+) -> Callable[[Path], Iterator[Row]]:
+    """Speed against an engine without drafts, of all drafts and of as many as pay: of answers by the small model, in
+    turn; and of large weights that keep no draft."""
 
     def measure(out: Path) -> Iterator[Row]:
-        cases = [
-            (backend, batch, choice)
-            for backend in backends
-            for batch in batches.split(",")
-            for choice in ((), ("--spec-adaptive",))
-        ]
-        for backend, batch, choice in cases:
-            artifact = TINY / ("tiny-dflash.ninfer" if backend.startswith("dflash") else "tiny.ninfer")
-            size = ("--prompt", "64", "--tokens", str(tokens), "--batches", batch)
-            figures = bench(out, str(artifact), "--device", device, "--spec", backend, *choice, *size)
-            yield _compared(f"tiny, {batch} rows, {backend}{' adaptive' if choice else ''}", figures["speculation"][0])
+        for backend in backends:
+            for batch in batches:
+                yield from _side_by_side(device, backend, batch, tokens, repeats)
         if large:
             what = ("--synthetic", "27b", "--recipe", "fp8", "--spec", "mtp", "--spec-adaptive")
             figures = bench(out, "--device", device, *what, "--prompt", "64", "--tokens", "128", "--batches", "1")
             yield _compared("27b fp8, 1 row, mtp adaptive, no draft kept", figures["speculation"][0])
 
     return measure
+
+
+def _side_by_side(device: str, backend: str, batch: int, tokens: int, repeats: int) -> Iterator[Row]:
+    import ninfer
+    from ninfer.gateway.cli.speculation import _measure
+
+    artifact = TINY / ("tiny-dflash.ninfer" if backend.startswith("dflash") else "tiny.ninfer")
+    kinds = {"fixed": {"spec": backend}, "adaptive": {"spec": ninfer.SpecOptions(backend, adaptive=True)}}
+    options = {"device": device, "max_concurrency": batch, "max_context": 512, "progress": False}
+    with ExitStack() as opened:
+        plain, *others = [opened.enter_context(ninfer.Engine(artifact, **options, **o)) for o in ({}, *kinds.values())]
+        turns = [[_measure(engine, batch, tokens) for engine in (plain, *others)] for _ in range(repeats)]
+    speeds = [[one.tokens / one.seconds for one in turn] for turn in turns]
+    for n, kind in enumerate(kinds, 1):
+        ratios, last = sorted(turn[n] / turn[0] for turn in speeds), turns[-1][n]
+        width, decided = (1 + count / last.rows for count in (last.drafts.drafted, last.drafts.accepted))
+        speed = f"{median(ratios):.3f} x without drafts, {ratios[0]:.3f} to {ratios[-1]:.3f}"
+        rounds = f"{width:.2f} columns, {decided:.2f} tokens a round"
+        yield f"tiny, {batch} rows, {backend} {kind}", f"{speed} ({median(t[0] for t in speeds):,.0f} tok/s); {rounds}"
 
 
 def _compared(name: str, row: dict[str, Any]) -> Row:
