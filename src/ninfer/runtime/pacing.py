@@ -14,12 +14,13 @@ from ninfer.runtime.record import RequestRecord
 class Pacing:
     """A request that names its seed has all drafts in every round, so that no other decides what its tokens are."""
 
-    __slots__ = ("_pace", "_ran", "_since")
+    __slots__ = ("_before", "_pace", "_ran", "_since")
 
     def __init__(self, prices: Prices) -> None:
         self._pace = Pace(prices)
-        self._ran = (0, 0, 0)  # of the round before: its rows, drafts verified and made
-        self._since: float | None = None  # when it was committed, if nothing has come in between
+        self._ran = (0, 0)  # drafts that the round verifies and makes
+        self._before: Sequence[RequestRecord] = ()  # rows of the last unit, if it was a round
+        self._since = 0.0  # when it was committed
 
     def first(self, row: RequestRecord, active: Sequence[RequestRecord]) -> int:
         """Drafts to make behind the prompt of ``row``, one of the ``active``."""
@@ -33,19 +34,19 @@ class Pacing:
         window, repeats = self._pace.window, [_repeats(row) for row in rows]
         drafts, ahead = self._pace.turn([self._fared(row) for row in rows], any(repeats))
         licences = [licence(row, window if all_ else drafts, ahead) for row, all_ in zip(rows, repeats)]
-        self._ran = len(rows), max([one.drafts for one in licences]), max([one.ahead or 0 for one in licences])
+        self._ran = max([one.drafts for one in licences]), max([one.ahead or 0 for one in licences])
         return licences
 
     def committed(self, rows: Sequence[RequestRecord], now: float) -> None:
         """A unit was committed at ``now``: a decode round of ``rows``, or without them something else.
 
-        A round has a price of its own where it made as many drafts as it verified. The last round of a request says
-        nothing of drafts: they may have been cut off.
+        A round tells a price where it made as many drafts as it verified, and nothing else was done since the last. The
+        last round of a request says nothing of drafts: they may have been cut off.
         """
-        count, drafts, ahead = self._ran
-        if rows and self._since is not None and drafts == ahead and count == len(rows):
-            self._pace.prices.observe(count, drafts, now - self._since)
-        self._since = now if rows else None
+        drafts, ahead = self._ran
+        if rows and drafts == ahead and rows == self._before:
+            self._pace.prices.observe(len(rows), drafts, now - self._since)
+        self._before, self._since = rows, now
         for row in rows:
             if row.ending is None and row.fared is not None:
                 self._pace.learn(row.fared, row.verified[0], min(row.verified))
