@@ -19,7 +19,7 @@ class Pacing:
     def __init__(self, prices: Prices) -> None:
         self._pace = Pace(prices)
         self._ran = (0, 0)  # drafts that the round verifies and makes
-        self._before: Sequence[RequestRecord] = ()  # rows of the last unit, if it was a round
+        self._before: list[int] = []  # rows of the last unit, if it was a round
         self._since = 0.0  # when it was committed
 
     def first(self, row: RequestRecord, active: Sequence[RequestRecord]) -> int:
@@ -37,16 +37,20 @@ class Pacing:
         self._ran = max([one.drafts for one in licences]), max([one.ahead or 0 for one in licences])
         return licences
 
-    def committed(self, rows: Sequence[RequestRecord], now: float) -> None:
-        """A unit was committed at ``now``: a decode round of ``rows``, or without them something else.
+    def interrupted(self) -> None:
+        """Something else than a round is done."""
+        self._before = []
 
-        A round tells a price where it made as many drafts as it verified, and nothing else was done since the last. The
-        last round of a request says nothing of drafts: they may have been cut off.
+    def committed(self, rows: Sequence[RequestRecord], now: float) -> None:
+        """A decode round of ``rows`` was committed at ``now``.
+
+        It tells a price where it made as many drafts as it verified, and was the next thing after one of the same rows.
+        The last round of a request says nothing of drafts: they may have been cut off.
         """
-        drafts, ahead = self._ran
-        if rows and drafts == ahead and rows == self._before:
+        (drafts, ahead), ids = self._ran, [row.id for row in rows]
+        if drafts == ahead and ids == self._before:
             self._pace.prices.observe(len(rows), drafts, now - self._since)
-        self._before, self._since = rows, now
+        self._before, self._since = ids, now
         for row in rows:
             if row.ending is None and row.fared is not None:
                 self._pace.learn(row.fared, row.verified[0], min(row.verified))

@@ -68,6 +68,8 @@ class Units:
         tokens that must precede it."""
         sequence, prompt = sequence_of(row), len(row.entering.identity.tokens)
         self._metrics.prefill_units += 1
+        if self._pacing is not None:
+            self._pacing.interrupted()
         position = prompt - self._program.prefill_remaining(sequence)
         if row.captures and row.captures[0].frontier == position and self._capture(row, position):
             return
@@ -95,6 +97,8 @@ class Units:
     def control(self, row: RequestRecord) -> None:
         """The forced tokens that are due."""
         self._metrics.control_units += 1
+        if self._pacing is not None:
+            self._pacing.interrupted()
         self._finish(self._program.control(sequence_of(row), row.session.control), (row,))
 
     def decode(self, rows: Sequence[RequestRecord]) -> None:
@@ -136,8 +140,8 @@ class Units:
         self._program.commit(batch, decisions)
         self._pending = None
         now = self._clock()
-        if self._pacing is not None:
-            self._pacing.committed(rows if batch.kind == "decode" else (), now)
+        if self._pacing is not None and batch.kind == "decode":
+            self._pacing.committed(rows, now)
         for row in rows:
             if row.ending is not None:
                 self._requests.end(row, row.ending, now)
