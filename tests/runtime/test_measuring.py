@@ -9,6 +9,7 @@ from ninfer.errors import InvalidRequest
 from ninfer.program import ExplicitKV, KVCodec, Shape, open_program
 from ninfer.runtime.costs import Q
 from ninfer.runtime.measuring import TOKENS_OF_A_UNIT, measure_prefill, measure_rounds, measure_transfers
+from ninfer.runtime.prices import HOPE
 
 
 def test_measuring_gives_usable_prices_and_leaves_nothing():
@@ -44,7 +45,8 @@ def test_measured_rounds_leave_nothing(kind, window):
         seconds = list(prices.seconds(rows))
         assert len(seconds) == len(choices)
         assert seconds[0] > 0
-        assert seconds == sorted(seconds)
+        assert seconds[1:] == sorted(seconds[1:])
+        assert seconds[1] >= HOPE * seconds[0]
     assert program.audit() == before
     with pytest.raises(InvalidRequest) as caught:
         measure_rounds(program, 3, choices, 2 + 6 * (1 + window) - 1)

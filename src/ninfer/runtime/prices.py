@@ -9,6 +9,8 @@ LEARNING, LARGEST = 1 / 8, 1 / 4
 count in full: one that takes far longer had something else in it."""
 FORGETTING, EVERY = 1 / 32, 8
 """How far a price goes back to what rounds of another kind make likely, in how many of those."""
+HOPE = 0.9
+"""Part of the expected price for which drafts are taken to be had as long as no round with so many has run."""
 
 
 class Prices:
@@ -19,7 +21,7 @@ class Prices:
     proportion of smaller ones. That is the least it can be, so one that it makes seem better is tried, and then known.
     """
 
-    __slots__ = ("_index", "_measured", "_now", "_rounds", "_seen", "choices")
+    __slots__ = ("_index", "_measured", "_new", "_now", "_rounds", "_seen", "choices")
 
     def __init__(self, choices: Sequence[int], measured: Mapping[int, Sequence[float]]) -> None:
         """measured: seconds of a round by its rows, 1 and the most among them, and by choice; between them it is taken
@@ -27,7 +29,8 @@ class Prices:
         self.choices = tuple(choices)
         self._index = [next(i for i, n in enumerate(choices) if n >= drafts) for drafts in range(choices[-1] + 1)]
         self._measured = [_between(measured, rows) for rows in range(1, max(measured) + 1)]
-        self._now = [list(seconds) for seconds in self._measured]
+        self._now = [[seconds[0], *(HOPE * spent for spent in seconds[1:])] for seconds in self._measured]
+        self._new = [False] + [True] * (len(self.choices) - 1)
         self._seen = [[False] * len(self.choices) for _ in self._measured]
         self._rounds = 0
 
@@ -45,12 +48,19 @@ class Prices:
         if self._rounds % EVERY and seen[ran]:
             return
         seen[ran] = True
+        if self._new[ran]:
+            self._new[ran] = False
+            for other, known in zip(self._now, self._seen):
+                if not known[ran]:
+                    other[ran] /= HOPE
         measured = self._measured[rows - 1]
         more = now[ran] - measured[ran]
         for i, start in enumerate(measured):
             if i != ran:
                 likely = start + more * (start / measured[ran] if more < 0 else min(1.0, start / measured[ran]))
-                now[i] = now[i] + FORGETTING * (likely - now[i]) if seen[i] else likely
+                now[i] = (
+                    now[i] + FORGETTING * (likely - now[i]) if seen[i] else likely * (HOPE if self._new[i] else 1.0)
+                )
 
 
 def _between(measured: Mapping[int, Sequence[float]], rows: int) -> list[float]:
