@@ -222,10 +222,10 @@ class SpecOptions:
 
     backend: "none", "mtp" (the model's own multi-token-prediction module), "dflash" or "dflash2" (block-drafting
     companions). The artifact must hold it. draft_tokens: most tokens drafted for a round, 1..7; ``None``: 3 with "mtp",
-    else 7. adaptive: each request has as many drafts in a round as pay, judged by how its last ones fared and by what
-    rounds cost, which is measured when the engine starts; a seed may then give other tokens in another engine.
-    proposal_head: draft with the artifact's reduced head, whose tokens alone are then drafted; ``None``: where it has
-    one. With "none" everything else is refused: it would have no effect.
+    else 7. adaptive: rounds have as many drafts as pay, judged by how the last ones fared and by what rounds take,
+    which the engine measures; but a request that names its seed and draws has all of them in every round, so that it
+    can be repeated. proposal_head: draft with the artifact's reduced head, whose tokens alone are then drafted;
+    ``None``: where it has one. With "none" everything else is refused: it would have no effect.
     """
 
     backend: str = attrs.field(default="none", validator=_choice("none", "mtp", "dflash", "dflash2"))

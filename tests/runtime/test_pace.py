@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ninfer.runtime.pace import PROBING, Fared, Pace, best, expected
+from ninfer.runtime.pace import BELIEF, PROBING, Fared, Pace, best, expected
 from ninfer.runtime.prices import Prices
 
 Odds = Callable[[int], list[float]]
@@ -168,7 +168,7 @@ def test_ties_go_to_more_drafts():
 def test_tokens_that_a_row_is_expected_to_decide():
     row = Fared(2)
     assert expected(row, (0.5, 0.25)) == [1.0, 1.5, 1.625]
-    for _ in range(3):
+    for _ in range(int(BELIEF)):
         row.add(0, True)
     assert expected(row, (0.5, 0.25)) == [1.0, 1.75, 1.9375]
 

@@ -23,7 +23,7 @@ places behind the first are not tried where it fails."""
 PRIOR, DOUBT = 0.8, 2.0
 """Share of kept drafts that is believed of the first place before there were any, of the others that it is as of the
 place before; and how many drafts seen that counts for."""
-BELIEF = 3.0
+BELIEF = 5.0
 """How many drafts of its own the engine's experience counts for in a request."""
 PROBING = 0.01
 """Share of the time that may be lost by trying more drafts than are expected to pay."""

@@ -56,11 +56,14 @@ class Prices:
         measured = self._measured[rows - 1]
         more = now[ran] - measured[ran]
         for i, start in enumerate(measured):
-            if i != ran:
-                likely = start + more * (start / measured[ran] if more < 0 else min(1.0, start / measured[ran]))
-                now[i] = (
-                    now[i] + FORGETTING * (likely - now[i]) if seen[i] else likely * (HOPE if self._new[i] else 1.0)
-                )
+            if i == ran:
+                continue
+            share = start / measured[ran]
+            likely = start + more * (share if more < 0 else min(1.0, share))
+            if seen[i]:
+                now[i] += FORGETTING * (likely - now[i])
+            else:
+                now[i] = HOPE * likely if self._new[i] else likely
 
 
 def _between(measured: Mapping[int, Sequence[float]], rows: int) -> list[float]:

@@ -30,7 +30,7 @@ def add_engine_options(g: Any) -> None:
         g.add_argument(f"--{name.replace('_', '-')}", type=int, metavar=metavar, help=what)
     g.add_argument("--spec", default="none", metavar="BACKEND", help="what drafts: none, mtp, dflash or dflash2")
     g.add_argument("--draft-tokens", type=int, metavar="N", help="tokens drafted for a round; default: mtp 3, else 7")
-    g.add_argument("--spec-adaptive", action="store_true", help="as many drafts as pay, request by request")
+    g.add_argument("--spec-adaptive", action="store_true", help="as many drafts as pay, round by round")
     g.add_argument(
         "--proposal-head", choices=("on", "off"), help="draft with the reduced output head; default: where there is one"
     )
