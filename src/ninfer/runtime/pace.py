@@ -27,6 +27,8 @@ BELIEF = 5.0
 """How many drafts of its own the engine's experience counts for in a request."""
 PROBING = 0.01
 """Share of the time that may be lost by trying more drafts than are expected to pay."""
+HELD = 1.03
+"""How much better another number has to look than the one there is: shares and prices are both uncertain."""
 STANDING = 8
 """Rounds without drafts for which a choice stands: with one row it takes as long as a tenth of a short round."""
 
@@ -63,9 +65,10 @@ def expected(fared: Fared, pool: Sequence[float]) -> list[float]:
     return tokens
 
 
-def best(tokens: Sequence[float], seconds: Sequence[float]) -> int:
-    """The choice that decides the most tokens a second; of equal ones the last."""
-    return max(range(len(tokens)), key=lambda i: (tokens[i] / seconds[i], i))
+def best(tokens: Sequence[float], seconds: Sequence[float], held: int) -> int:
+    """The choice that decides the most tokens a second, of equal ones the last; ``held`` if no other is much better."""
+    chosen = max(range(len(tokens)), key=lambda i: (tokens[i] / seconds[i], i))
+    return chosen if tokens[chosen] * seconds[held] > HELD * tokens[held] * seconds[chosen] else held
 
 
 class Pace:
@@ -78,13 +81,14 @@ class Pace:
     so what was chosen stands for some of them.
     """
 
-    __slots__ = ("_asked", "_news", "_passed", "_pool", "_rows", "_saved", "prices", "window")
+    __slots__ = ("_asked", "_held", "_news", "_passed", "_pool", "_rows", "_saved", "prices", "window")
 
     def __init__(self, prices: Prices) -> None:
         self.prices = prices
         self.window = prices.choices[-1]
         self._pool = Fared(self.window)
         self._saved = 0.0
+        self._held = len(prices.choices) - 1  # what was chosen last, trying aside
         self._asked = self._rows = 0
         self._passed = 0  # rounds since the last choice
         self._news = False
@@ -130,7 +134,7 @@ class Pace:
         shares, choices, seconds = self.shares(), self.prices.choices, self.prices.seconds(len(rows))
         each = [expected(row, shares) for row in rows]
         tokens = [sum([one[k] for one in each]) for k in choices]
-        chosen = best(tokens, seconds)
+        chosen = self._held = best(tokens, seconds, self._held)
         if chosen + 1 < len(choices):
             more = chosen + 1
             self._saved = min(self._saved + passed * PROBING * seconds[chosen], 2 * seconds[more])
