@@ -4,12 +4,12 @@ ordinary answer all the same."""
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import deque
 from collections.abc import Iterator
 
 import jsonschema
 import pytest
-from scipy.stats import chi2_contingency
+from oracles.distributions import assert_same_distribution
 
 import ninfer
 from ninfer import Chat, OutputConstraint, SamplingParams, SpecOptions
@@ -89,26 +89,19 @@ def test_constrained_answers_are_valid(drafting):
     ],
 )
 def test_answers_have_the_ordinary_distribution(plain, drafting, count, sampling, constraint):
-    """Whole answers, counted over seeds, of which the two engines get different ones."""
+    """Over seeds, of which the two engines get different ones."""
     found, prompt = [], Chat([{"role": "user", "content": "one two three"}], thinking=False)
     for engine, first in ((plain, 0), (drafting, count)):
-        waiting, pairs = [], Counter()
+        waiting, answers = deque(), []
         for n in range(first, first + count):
             options = {"max_tokens": 3, "sampling": SamplingParams(seed=n, **sampling)}
             if constraint is not None:
                 options["constraint"] = OutputConstraint.regex(constraint)
             waiting.append(engine.submit(prompt, block=True, **options))
             if len(waiting) == 16:
-                pairs[waiting.pop(0).result().token_ids] += 1
-        pairs.update(handle.result().token_ids for handle in waiting)
-        found.append(pairs)
-    common = [pair for pair, n in (found[0] + found[1]).items() if n >= 10]
-    table = [[counts[pair] for pair in common] for counts in found]
-    rest = [count - sum(row) for row in table]
-    if sum(rest) >= 10:
-        table = [[*row, more] for row, more in zip(table, rest)]
-    assert len(table[0]) > 1
-    assert chi2_contingency(table).pvalue > 1e-4
+                answers.append(waiting.popleft().result().token_ids)
+        found.append(answers + [handle.result().token_ids for handle in waiting])
+    assert_same_distribution(*found)
 
 
 @pytest.mark.parametrize("backend", ["dflash", "dflash2"])

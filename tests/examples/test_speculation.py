@@ -4,15 +4,16 @@ by side with ordinary decoding."""
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from random import Random
 from unittest.mock import patch
 
 import jsonschema
 import pytest
 from fakes.async_device import AsyncDevice
-from scipy.stats import chi2_contingency
+from oracles.distributions import assert_same_distribution
 
 import ninfer
 from ninfer import Chat, OutputConstraint, PauseOutcome, SamplingParams, SpecOptions, Tool
@@ -152,15 +153,16 @@ def test_strict_tools_under_random_drafts():
                 jsonschema.Draft202012Validator(PERSON).validate(call.arguments)
 
 
-def outcomes(engine: ninfer.Engine, chat: Chat, seeds: Iterable[int | None], sampling: dict, **options) -> Counter[str]:
+def answers(
+    engine: ninfer.Engine, chat: Chat, seeds: Iterable[int | None], sampling: dict, **options
+) -> list[tuple[int, ...]]:
     handles = (engine.submit(chat, block=True, sampling=SamplingParams(seed=n, **sampling), **options) for n in seeds)
-    found, waiting = Counter(), []
+    found, waiting = [], deque()
     for handle in handles:
         waiting.append(handle)
         if len(waiting) == 16:
-            found[waiting.pop(0).result().text] += 1
-    found.update(handle.result().text for handle in waiting)
-    return found
+            found.append(waiting.popleft().result().token_ids)
+    return found + [handle.result().token_ids for handle in waiting]
 
 
 CASES = {
@@ -201,20 +203,14 @@ def test_every_constraint_keeps_the_distribution(plain, drafting, case, sampling
 
 
 def check_distribution(plain, drafting, count, case, sampling, named=True):
-    """Whole answers, counted over seeds; the two engines get different ones, or the second draws its own."""
+    """Over seeds; the two engines get different ones, or the second draws its own."""
     chat = Chat(
         [{"role": "user", "content": "Ada is in the garden. Ben is in the kitchen. Where is Ada?"}], thinking=False
     )
-    one = outcomes(plain, chat, range(count), sampling, **CASES[case])
+    one = answers(plain, chat, range(count), sampling, **CASES[case])
     others = range(count, 2 * count) if named else [None] * count
-    other = outcomes(drafting, chat, others, sampling, **CASES[case])
-    common = [text for text, n in (one + other).items() if n >= 10]
-    table = [[counts[text] for text in common] for counts in (one, other)]
-    rare = [count - sum(row) for row in table]
-    if sum(rare) >= 10:
-        table = [[*row, rest] for row, rest in zip(table, rare)]
-    assert len(table[0]) > 1, "the case decides nothing"
-    assert chi2_contingency(table).pvalue > 1e-4
+    with patch("ninfer.intake.secrets.randbits", Random(count).getrandbits):
+        assert_same_distribution(one, answers(drafting, chat, others, sampling, **CASES[case]))
 
 
 def test_rows_that_are_cancelled_leave_the_others_alone(plain, drafting, tiny):
