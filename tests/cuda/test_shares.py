@@ -38,15 +38,18 @@ def check(job: shares.Job, K: int, height: int = 1) -> None:
         assert meet <= job.parts
 
 
-@given(st.lists(st.tuples(FORMATS, st.integers(1, 900)), min_size=1, max_size=4), st.integers(1, 16), *SIZES.values())
-def test_few_columns(sizes: list[tuple[int, int]], columns: int, K: int, blocks: int, limit: int) -> None:
-    plan = shares.plan(sizes, columns, K, blocks, limit << 10)
+@given(st.lists(st.tuples(FORMATS, st.integers(1, 900)), min_size=1, max_size=4), st.integers(1, 16), *SIZES.values(), st.booleans())
+def test_few_columns(
+    sizes: list[tuple[int, int]], columns: int, K: int, blocks: int, limit: int, norm: bool
+) -> None:
+    plan = shares.plan(sizes, columns, K, blocks, limit << 10, norm)
     assume(plan is not None)
     assert plan is not None
     assert [(job.format, job.tiles) for job in plan.jobs] == sizes
     assert sum(job.slices * job.blocks for job in plan.jobs) <= max(blocks, len(sizes))
     for job in plan.jobs:
-        assert job.shared == shares.shared_bytes(job.format, columns, job.slice, 1 << plan.warps) <= limit << 10
+        shared = shares.shared_bytes(job.format, columns, job.slice, 1 << plan.warps, K if norm else 0)
+        assert job.shared == shared <= job.room(plan.warps, plan.stages) <= limit << 10
         check(job, K)
 
 

@@ -97,7 +97,8 @@ class Products:
         formats = _by_format(steps)
         tables = [_segments(own, height)[:2] for own in formats]
         sizes = [(own[0][0][0].format, tiles) for own, (_, tiles) in zip(formats, tables, strict=True)]
-        plan = shares.plan(sizes, columns, K, self._device.multiprocessors, self._device.shared_limit - 2048)
+        limit = self._device.shared_limit - 2048
+        plan = shares.plan(sizes, columns, K, self._device.multiprocessors, limit, norm is not None)
         if plan is None:
             return False
         parts, eights = max(job.parts for job in plan.jobs), 1 + (columns > 8)
@@ -112,8 +113,7 @@ class Products:
         words, blocks = self._words(result, plan, [table for table, _ in tables], columns_at, columns, K, scale, parts)
         most = 1 if sums is None else next(most for most in (4, 8, 16) if columns <= most)
         name, shared = f"stream_{most}", max(job.room(plan.warps, plan.stages) for job in plan.jobs)
-        own = NAMES[sizes[0][0]]
-        symbol = name if len(sizes) > 1 or own == "FP32" else f"{name}_{own}"
+        symbol = _symbol(name, [NAMES[format] for format, _ in sizes])
         self._launch(name, symbol, blocks, 32 << plan.warps, words, shared)
         return True
 
@@ -272,6 +272,15 @@ def _rows_at(matrix: CudaMatrix, begin: int, end: int) -> CudaRows:
             return rows.part(begin - at, end - at)
         at += rows.rows
     raise InvariantError(f"rows [{begin}, {end}) of a matrix of {matrix.rows}")
+
+
+def _symbol(name: str, formats: list[str]) -> str:
+    """The smallest kernel of a module for rows of these formats."""
+    if "FP32" in formats:
+        return name
+    if name == "stream_1" and len(formats) == 2 and "BF16" in formats:
+        return f"{name}_{next(own for own in formats if own != 'BF16')}_BF16"
+    return name if len(formats) > 1 else f"{name}_{formats[0]}"
 
 
 def _by_format(steps: list[Step]) -> list[list[Step]]:

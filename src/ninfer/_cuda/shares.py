@@ -27,6 +27,9 @@ CHUNK_BYTES = (2048, 4096, 2176, 2688, 3200, 2176, 2304, 2048)
 CODED = range(2, 6)
 """Formats of integer codes, which meet few columns in fixed point (``kernels/codes.cuh``)."""
 
+BESIDE = 82 << 10
+"""Shared memory that a block with few warps leaves free if it can: for one of a small kernel before or after it."""
+
 _FEW = 6
 """Chunks of a warp that are few."""
 
@@ -71,21 +74,25 @@ class Plan:
     stages: int
 
 
-def plan(sizes: Sequence[tuple[int, int]], columns: int, K: int, blocks: int, limit: int) -> Plan | None:
-    """Share out ``blocks`` blocks among (format, tiles) each; None where the columns do not fit into shared memory."""
+def plan(
+    sizes: Sequence[tuple[int, int]], columns: int, K: int, blocks: int, limit: int, norm: bool = False
+) -> Plan | None:
+    """Share out ``blocks`` blocks among (format, tiles) each; None where the columns do not fit into shared memory.
+    norm: blocks norm a column themselves, if it is one."""
     for warps in range(WARPS, 0, -1):
-        jobs = _jobs(sizes, columns, K, blocks, limit, 1 << warps)
+        jobs = _jobs(sizes, columns, K, blocks, limit, 1 << warps, norm)
         if jobs is None:
             continue
         if warps > FEW_WARPS and all(job.run < _FEW << warps for job in jobs):
             continue
-        fits = [s for s in range(STAGES, MOST_STAGES + 1) if all(job.room(warps, s) <= limit for job in jobs)]
-        return Plan(jobs, warps, STAGES if warps > FEW_WARPS else fits[-1])
+        most = STAGES if warps > FEW_WARPS else MOST_STAGES
+        leaving = (s for s in range(most, STAGES, -1) if all(job.room(warps, s) <= limit - BESIDE for job in jobs))
+        return Plan(jobs, warps, next(leaving, STAGES))
     return None
 
 
 def _jobs(
-    sizes: Sequence[tuple[int, int]], columns: int, K: int, blocks: int, room: int, warps: int
+    sizes: Sequence[tuple[int, int]], columns: int, K: int, blocks: int, room: int, warps: int, norm: bool
 ) -> tuple[Job, ...] | None:
     """A job for each of ``sizes``, whose blocks are in proportion to its bytes."""
     nbytes = [tiles * -(-K // CHUNK_COLUMNS[f]) * CHUNK_BYTES[f] for f, tiles in sizes]
@@ -93,14 +100,16 @@ def _jobs(
     for i, (format, tiles) in enumerate(sizes):  # the smallest first
         most = blocks - sum(job.slices * job.blocks for job in jobs) - (len(sizes) - 1 - i)
         own = most if i + 1 == len(sizes) else max(1, min(most, round(blocks * nbytes[i] / sum(nbytes))))
-        job = _job(format, tiles, columns, K, own, room, warps)
+        job = _job(format, tiles, columns, K, own, room, warps, norm)
         if job is None:
             return None
         jobs.append(job)
     return tuple(jobs)
 
 
-def _job(format: int, tiles: int, columns: int, K: int, blocks: int, room: int, warps: int) -> Job | None:
+def _job(
+    format: int, tiles: int, columns: int, K: int, blocks: int, room: int, warps: int, norm: bool
+) -> Job | None:
     """The shortest of all ways to cut K and the tiles."""
     best: tuple[float, Job] | None = None
     width = CHUNK_COLUMNS[format]
@@ -108,7 +117,7 @@ def _job(format: int, tiles: int, columns: int, K: int, blocks: int, room: int, 
         slice = K if slices == 1 else -(-K // slices // 256) * 256
         if slice * (slices - 1) >= K:
             continue
-        shared = shared_bytes(format, columns, slice, warps)
+        shared = shared_bytes(format, columns, slice, warps, K if norm else 0)
         if shared > room:
             continue
         each, chunks = blocks // slices, -(-slice // width)
@@ -124,13 +133,15 @@ def _job(format: int, tiles: int, columns: int, K: int, blocks: int, room: int, 
     return best and best[1]
 
 
-def shared_bytes(format: int, columns: int, slice: int, warps: int) -> int:
-    """Shared memory of a block: columns, their powers of two, and what each warp has on its way and to add up."""
+def shared_bytes(format: int, columns: int, slice: int, warps: int, normed: int = 0) -> int:
+    """Shared memory of a block: columns, their powers of two, and what each warp has on its way and to add up. One
+    column comes as it is, with a norm of ``normed`` elements beside it."""
     eights, width = 1 + (columns > 8), CHUNK_COLUMNS[format]
     size = -(-slice // width) * width
     x = _padded(columns * (2 * size + (128 if format in CODED else 80)))
     powers = _padded(size // 16 * columns) if format in CODED else 0
-    return x + powers + warps * (512 * eights + STAGES * CHUNK_BYTES[format])
+    raw = _padded(4 * max(size, normed) if normed else 2 * size) if columns == 1 else 0
+    return x + powers + raw + warps * (512 * eights + STAGES * CHUNK_BYTES[format])
 
 
 def _padded(nbytes: int) -> int:

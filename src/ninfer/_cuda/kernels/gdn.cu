@@ -52,7 +52,7 @@ template <bool VECTORS> struct State {
     // s <- decay * s + k d^T, to global memory where there is any; its parts of s^T q and s^T next into outputs and errors.
     DEVICE void advance(float decay, const float* k, const float (&d)[4], const float* q, float* outputs, const float* next, float* errors, float* state, int dv) const {
         float sum[4] = {0, 0, 0, 0}, error[4] = {0, 0, 0, 0};
-#pragma unroll 2
+#pragma unroll 1
         for (int r = 0; r < ROWS; r += 4) {
             float kk[4], qq[4], nn[4];
             load4(kk, k + first + r), load4(qq, q + first + r), load4(nn, next + first + r);
@@ -90,115 +90,77 @@ DEVICE void sum_parts(float (&sum)[4], const float* parts, int lane) {
 struct Channel {
     int kind, own, channel;
     bool real;
-    const u16* columns;  // its inputs, every n
-    i64 n;
-    float w[TAPS];
-    u16 x[TAPS];  // the inputs of the current column, oldest first
+    u64 w, x;  // four bf16, the oldest lowest: weights, and the inputs of the current column
 
-    DEVICE void load_weights(const Gdn& a, int head, int c) {
-        kind = c < DK ? 0 : c < 2 * DK ? 1 : c < 2 * DK + a.dv ? 2 : -1;
+    // Weights, and what was there before the first column, which the kernels before this one do not touch. Every load is on
+    // its way before the first is used.
+    DEVICE void begin(const Gdn& a, int head, int key, int b, int c) {
+        kind = c < DK ? 0 : c < 2 * DK ? 1 : c < 2 * DK + (int)a.dv ? 2 : -1;
         own = kind == 2 ? c - 2 * DK : c % DK;
-        real = kind == 2 || kind >= 0 && own < a.dk;
-        channel = kind == 2 ? head * (int)a.dv + own : head / (int)(a.nv / a.nk) * (int)a.dk + own;
+        real = kind == 2 || kind >= 0 && own < (int)a.dk;
+        channel = kind == 2 ? head * (int)a.dv + own : key * (int)a.dk + own;
+        const int taps = (int)a.taps, channels = (int)channels_of(a), at = real ? kind * (int)(a.nk * a.dk) + channel : 0;
+        const u16* tail = a.tail + (i64)a.read[b] * (taps - 1) * channels + at;
+        const bool fresh = a.start[b] == 0;
+        u16 weight[TAPS], before[TAPS];
+#pragma unroll
+        for (int j = 0; j < TAPS; ++j) weight[j] = a.convolution[maximum(j - TAPS + taps, 0) * channels + at];
+#pragma unroll
+        for (int j = 0; j < TAPS - 1; ++j) before[j] = tail[maximum(j - TAPS + taps, 0) * channels];
+        w = x = 0;
 #pragma unroll
         for (int j = 0; j < TAPS; ++j) {
-            const int tap = j - TAPS + (int)a.taps;
-            w[j] = real && tap >= 0 ? from_bf16(part_weights(a, kind)[tap * channels_of(a) + channel]) : 0.0f;
+            const bool inside = real && j >= TAPS - taps;
+            w |= (u64)(inside ? weight[j] : (u16)0) << 16 * j;
+            if (j < TAPS - 1) x |= (u64)(inside && !fresh ? before[j] : (u16)0) << 16 * j;
         }
     }
 
-    DEVICE void load_inputs(const Gdn& a, int b) {
-        const Inputs inputs(a, b, maximum(kind, 0));
-        columns = inputs.columns + channel, n = inputs.n;
-#pragma unroll
-        for (int j = 0; j < TAPS; ++j) {
-            const int t = j - TAPS + 1;
-            x[j] = real && t > -(int)a.taps ? inputs.at(t, channel) : (u16)0;
-        }
+    DEVICE u16 column(const Gdn& a, i64 token) const {
+        const int n = kind == 2 ? (int)(a.nv * a.dv) : (int)(a.nk * a.dk);
+        return real ? a.qkv[kind][token * n + channel] : (u16)0;
     }
-
-    DEVICE void advance(int t) {
-#pragma unroll
-        for (int j = 0; j < TAPS - 1; ++j) x[j] = x[j + 1];
-        x[TAPS - 1] = real ? columns[t * n] : (u16)0;
-    }
+    DEVICE void put(u16 column) { x = x & 0xFFFFFFFFFFFF | (u64)column << 48; }
 
     DEVICE float convolved() const {
         float sum = 0;
 #pragma unroll
-        for (int j = 0; j < TAPS; ++j) sum += w[j] * from_bf16(x[j]);
+        for (int j = 0; j < TAPS; ++j) sum += from_bf16((u16)(w >> 16 * j)) * from_bf16((u16)(x >> 16 * j));
         return silu(sum);
+    }
+
+    DEVICE void put_tail(const Gdn& a, i64 slot) const {
+        const int taps = (int)a.taps, channels = (int)channels_of(a);
+        u16* out = a.tail + slot * (taps - 1) * channels + kind * (int)(a.nk * a.dk) + channel;
+#pragma unroll
+        for (int j = 1; j < TAPS; ++j)
+            if (j > TAPS - taps) out[(j - 1 - TAPS + taps) * channels] = (u16)(x >> 16 * j);
     }
 };
 
 // A block of 256 threads a value head of a row.
 //
-// Latency is all: what is constant is loaded before the predecessors end, everything else at once after they did.
+// Latency is all: what the predecessors do not write is loaded before they end, everything else at once after they did.
 template <bool VECTORS> DEVICE void few(const Gdn& a) {
     DYNAMIC_SHARED(shared);
-    __shared__ int last;
-    const int head = block_x(), b = block_y(), ratio = (int)(a.nv / a.nk), key = head / ratio, warp = thread() / 32, lane = thread() % 32;
-    const int W = (int)a.W, dk = (int)a.dk, dv = (int)a.dv;
-    const i64 channels = channels_of(a), keys = a.nk * a.dk;
+    const int head = block_x(), b = block_y(), ratio = (int)a.nv / (int)a.nk, key = head / ratio, warp = thread() / 32, lane = thread() % 32;
+    const int W = (int)a.W, nv = (int)a.nv, dk = (int)a.dk, dv = (int)a.dv;
+    const int channels = (int)channels_of(a), keys = (int)(a.nk * a.dk), token = b * W;
     float *room = (float*)shared, *parts = room + DK * WIDE, *q = parts + (W > 1 ? 4 : 2) * WARPS * WIDE, *k = q + W * DK;
     float *v = k + W * DK, *o = v + W * dv, *gated = o + W * dv, *gates = gated + W * dv;  // gates [W][2]
     const float rate = expf(a.a_log[head]), bias = a.dt_bias[head];
+    const int width = a.width[b];
+    const i64 write = a.write[b];
+    const bool leads = head % ratio == 0;
 
     // A thread convolves two channels of this head's q, k, v, one after another.
     Channel mine[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) mine[i].load_weights(a, head, thread() + i * threads());
-    // So is the state, which was written before them; what they wrote is asked for at once when they have ended.
-    const int width = a.width[b];
-    const i64 read = a.read[b], write = a.write[b], token = (i64)b * W;
-    const bool fresh = a.start[b] == 0, leads = head % ratio == 0;
     State<VECTORS> state(room, dk, dv, warp, lane);
-    if (width > 0) state.load(fresh ? nullptr : state_of(a, read, head), dv);
-    after_predecessors();
-    if (width <= 0) return;
+    if (width > 0) {
+        state.load(a.start[b] == 0 ? nullptr : state_of(a, a.read[b], head), dv);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) mine[i].load_inputs(a, b);
-    const int own = minimum(thread(), width - 1);
-    const u16 gate_a = a.gate_a[(token + own) * a.nv + head], gate_b = a.gate_b[(token + own) * a.nv + head];
-    if (thread() < width) {
-        const float x = from_bf16(gate_a) + bias, g = -rate * (x > 20.0f ? x : log1pf(expf(x)));
-        gates[2 * own] = expf(g);
-        gates[2 * own + 1] = sigmoid(from_bf16(gate_b));
-        if (a.record_g) a.record_g[(token + own) * a.nv + head] = g;
+        for (int i = 0; i < 2; ++i) mine[i].begin(a, head, key, b, thread() + i * threads());
     }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        Channel& c = mine[i];
-        if (c.kind < 0) continue;
-        float* row = c.kind == 0 ? q + c.own : c.kind == 1 ? k + c.own : v + c.own;
-        const int stride = c.kind == 2 ? dv : DK;
-#pragma unroll 1
-        for (int t = 0; t < width; ++t) {
-            if (t) c.advance(t);
-            row[t * stride] = c.convolved();
-            if (a.record_c && c.real && (c.kind == 2 || leads)) a.record_c[(token + t) * channels + c.kind * keys + c.channel] = c.x[TAPS - 1];
-        }
-        if (c.kind == 2 && !a.record_k) put_tail(a, write, c.kind, c.channel, c.x);
-    }
-#pragma unroll 1
-    for (int i = thread(); i < width * dv; i += threads()) gated[i] = from_bf16(a.norm[i % dv]) * silu(from_bf16(a.z[((token + i / dv) * a.nv + head) * dv + i % dv]));
-    sync();
-#pragma unroll 1
-    for (int i = warp; i < 2 * width; i += threads() / 32) {
-        float* x = (i % 2 ? k : q) + i / 2 * DK;
-        float square = 0;
-        for (int j = lane; j < DK; j += 32) square += x[j] * x[j];
-        const float inverse = inverse_root(sum_warp(square) + 1e-6f) * (i % 2 ? 1.0f : inverse_root((float)dk));
-        for (int j = lane; j < DK; j += 32) {
-            x[j] *= inverse;
-            if (i % 2 && a.record_k && leads && j < dk) a.record_k[((token + i / 2) * a.nk + key) * dk + j] = x[j];
-        }
-    }
-    int ticket = 0;  // how many value heads of this key head had read its channels before
-    if (!a.record_k && thread() == 0) ticket = atomic_add(a.tickets + b * a.nk + key, 1);
-    copies_wait<0>();
-    sync();
-
     // the warps' sums for the errors and the outputs of a column; the next column's lie apart
     auto errors = [&](int t) { return parts + t % 2 * 2 * WARPS * WIDE; };
     auto outputs = [&](int t) { return errors(t) + WARPS * WIDE; };
@@ -209,6 +171,59 @@ template <bool VECTORS> DEVICE void few(const Gdn& a) {
         for (int c = 0; c < 4; ++c)
             if (4 * lane + c < dv) o[t * dv + 4 * lane + c] = out[c];
     };
+
+    after_predecessors();
+    if (width <= 0) return;
+    const int own = minimum(thread(), width - 1);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) mine[i].put(mine[i].column(a, token));
+    const u16 gate_a = a.gate_a[(token + own) * nv + head], gate_b = a.gate_b[(token + own) * nv + head];
+    u16 z = thread() < dv ? a.z[(token * nv + head) * dv + thread()] : (u16)0;
+    if (thread() < width) {
+        const float x = from_bf16(gate_a) + bias, g = -rate * (x > 20.0f ? x : log1pf(expf(x)));
+        gates[2 * own] = expf(g);
+        gates[2 * own + 1] = sigmoid(from_bf16(gate_b));
+        if (a.record_g) a.record_g[(token + own) * nv + head] = g;
+    }
+#pragma unroll 1
+    for (int i = thread(); i < width * dv; i += threads()) {
+        if (i >= dv) z = a.z[((token + i / dv) * nv + head) * dv + i % dv];
+        gated[i] = from_bf16(a.norm[i % dv]) * silu(from_bf16(z));
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        Channel& c = mine[i];
+        if (c.kind < 0) continue;
+        float* row = c.kind == 0 ? q + c.own : c.kind == 1 ? k + c.own : v + c.own;
+        const int stride = c.kind == 2 ? dv : DK;
+#pragma unroll 1
+        for (int t = 0; t < width; ++t) {
+            if (t) c.x >>= 16, c.put(c.column(a, token + t));
+            row[t * stride] = c.convolved();
+            if (a.record_c && c.real && (c.kind == 2 || leads)) a.record_c[(token + t) * channels + c.kind * keys + c.channel] = (u16)(c.x >> 48);
+        }
+        if (c.kind == 2 && !a.record_k) c.put_tail(a, write);
+    }
+    sync();
+#pragma unroll 1
+    for (int i = warp; i < 2 * width; i += threads() / 32) {
+        float* x = (i % 2 ? k : q) + i / 2 * DK;
+        float y[4];
+        load4(y, x + 4 * lane);
+        const float square = sum_warp(y[0] * y[0] + y[1] * y[1] + y[2] * y[2] + y[3] * y[3]);
+        const float inverse = inverse_root(square + 1e-6f) * (i % 2 ? 1.0f : inverse_root((float)dk));
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+            y[c] *= inverse;
+            if (i % 2 && a.record_k && leads && 4 * lane + c < dk) a.record_k[((token + i / 2) * (int)a.nk + key) * dk + 4 * lane + c] = y[c];
+        }
+        store4(x + 4 * lane, y);
+    }
+    int ticket = 0;  // how many value heads of this key head had read its channels before
+    if (!a.record_k && thread() == 0) ticket = atomic_add(a.tickets + b * a.nk + key, 1);
+    copies_wait<0>();
+    sync();
+
     state.read(errors(0), k);
 #pragma unroll 1
     for (int t = 0; t < width; ++t) {
@@ -220,27 +235,104 @@ template <bool VECTORS> DEVICE void few(const Gdn& a) {
         for (int c = 0; c < 4; ++c) {
             const int column = 4 * lane + c;
             d[c] = beta * ((column < dv ? v[t * dv + column] : 0.0f) - decay * d[c]);
-            if (a.record_d && warp == 0 && column < dv) a.record_d[((token + t) * a.nv + head) * dv + column] = d[c];
+            if (a.record_d && warp == 0 && column < dv) a.record_d[((token + t) * nv + head) * dv + column] = d[c];
         }
         if (t) sum_outputs(t - 1);
         const bool done = t + 1 == width;
-        state.advance(decay, k + t * DK, d, q + t * DK, outputs(t), k + (done ? t : t + 1) * DK, done ? nullptr : errors(t + 1), done && !a.record_k ? state_of(a, write, head) : nullptr, dv);
+        float* to = done && !a.record_k ? state_of(a, write, head) : nullptr;
+        state.advance(decay, k + t * DK, d, q + t * DK, outputs(t), k + (done ? t : t + 1) * DK, done ? nullptr : errors(t + 1), to, dv);
     }
     sync();
     sum_outputs(width - 1);
-    if (thread() == 0) last = ticket == ratio - 1;
+    if (thread() == 0) gates[0] = ticket == ratio - 1;
     sync();
 #pragma unroll 1
     for (int t = warp; t < width; t += threads() / 32) {
-        float square = 0;
-        for (int i = lane; i < dv; i += 32) square += o[t * dv + i] * o[t * dv + i];
-        const float inverse = inverse_root(sum_warp(square) / dv + (float)a.eps);
-        for (int i = lane; i < dv; i += 32) a.out[((token + t) * a.nv + head) * dv + i] = to_bf16(o[t * dv + i] * inverse * gated[t * dv + i]);
+        float own[4], square = 0;
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+            own[c] = 4 * lane + c < dv ? o[t * dv + 4 * lane + c] : 0.0f;
+            square += own[c] * own[c];
+        }
+        const float inverse = inverse_root(sum_warp(square) * reciprocal((float)dv) + (float)a.eps);
+#pragma unroll
+        for (int c = 0; c < 4; ++c)
+            if (4 * lane + c < dv) a.out[((token + t) * nv + head) * dv + 4 * lane + c] = to_bf16(own[c] * inverse * gated[t * dv + 4 * lane + c]);
     }
-    if (a.record_k || !last) return;
-    if (mine[0].kind < 2 && mine[0].real) put_tail(a, write, mine[0].kind, mine[0].channel, mine[0].x);
+    if (a.record_k || gates[0] == 0) return;
+    if (mine[0].kind < 2 && mine[0].real) mine[0].put_tail(a, write);
     if (thread() == 0) a.tickets[b * a.nk + key] = 0;
 }
 
 KERNEL(gdn_few, Gdn, 256, 3) { few<true>(a); }
+=======
+// -- fold: the first `accepted` recorded columns of a row enter its state; blocks (value heads, B)
+
+template <bool VECTORS> DEVICE void fold(const Gdn& a) {
+    DYNAMIC_SHARED(shared);
+    after_predecessors();
+    const int head = block_x(), b = block_y(), key = head / (int)(a.nv / a.nk), dk = (int)a.dk, dv = (int)a.dv, W = (int)a.W;
+    const int warp = thread() / 32, lane = thread() % 32;
+    const int count = minimum(a.accepted[b], a.width[b]);
+    if (count <= 0) return;
+    const i64 token = (i64)b * a.W, channels = channels_of(a);
+    const bool fresh = a.start[b] == 0;
+    float *left = (float*)shared, *k = left + W + 1, *d = k + W * DK;  // left [W + 1]: decay from after column t to the last; from before all
+#pragma unroll 1
+    for (int t = thread(); t <= count; t += threads()) {  // the last of them adds up all columns
+        float g = 0;
+#pragma unroll 1
+        for (int i = count - 1; i >= (t < count ? t + 1 : 0); --i) g += a.record_g[(token + i) * a.nv + head];
+        left[t] = expf(g);
+    }
+#pragma unroll 1
+    for (int i = thread(); i < count * DK; i += threads()) k[i] = i % DK < dk ? a.record_k[((token + i / DK) * a.nk + key) * dk + i % DK] : 0.0f;
+#pragma unroll 1
+    for (int i = thread(); i < count * dv; i += threads()) d[i] = a.record_d[((token + i / dv) * a.nv + head) * dv + i % dv];
+    sync();
+    const float* from = state_of(a, a.read[b], head);
+    float* to = state_of(a, a.write[b], head);
+    const int column = 4 * lane, rows = column < dv ? minimum(ROWS, dk - warp * ROWS) : 0;
+    constexpr int TOGETHER = 8;  // rows whose loads are on their way at once
+    for (int first = 0; first < rows; first += TOGETHER) {
+        const int row = warp * ROWS + first;
+        float x[TOGETHER][4] = {};
+        if (!fresh)
+#pragma unroll
+            for (int r = 0; r < TOGETHER; ++r)
+                if (first + r < rows) load_quad<VECTORS>(x[r], from + (i64)(row + r) * dv, column, dv);
+#pragma unroll
+        for (int r = 0; r < TOGETHER; ++r)
+#pragma unroll
+            for (int c = 0; c < 4; ++c) x[r][c] *= left[count];
+#pragma unroll 1
+        for (int t = 0; t < count; ++t)
+#pragma unroll
+            for (int c = 0; c < 4; ++c) {
+                const float y = column + c < dv ? left[t] * d[t * dv + column + c] : 0.0f;
+#pragma unroll
+                for (int r = 0; r < TOGETHER; ++r) x[r][c] += k[t * DK + row + r] * y;
+            }
+#pragma unroll
+        for (int r = 0; r < TOGETHER; ++r)
+            if (first + r < rows) store_quad<VECTORS>(to + (i64)(row + r) * dv, x[r], column, dv);
+    }
+    // the tail: the block of a key head's first value head takes its channels too
+    const bool leads = head % (a.nv / a.nk) == 0;
+    const int taps = (int)a.taps - 1;
+    for (int part = leads ? 0 : 2; part < 3; ++part) {
+        const int n = part == 2 ? dv : dk;
+        const i64 base = part * a.nk * dk + (i64)(part == 2 ? head : key) * n;
+#pragma unroll 1
+        for (int i = thread(); i < n; i += threads())
+            for (int r = 0; r < taps; ++r) {  // ascending: what is read lies at or after what is written
+                const int t = count - taps + r;
+                const u16* source = t >= 0 ? a.record_c + (token + t) * channels : a.tail + ((i64)a.read[b] * taps + taps + t) * channels;
+                a.tail[((i64)a.write[b] * taps + r) * channels + base + i] = t < 0 && fresh ? (u16)0 : source[base + i];
+            }
+    }
+}
+
+
+KERNEL(gdn_few, Gdn, 256, 4) { few<true>(a); }
 KERNEL(gdn_few_odd, Gdn, 256, 3) { few<false>(a); }

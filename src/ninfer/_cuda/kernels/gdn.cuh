@@ -52,14 +52,6 @@ constexpr int DK = 128, TAPS = 4;  // features of a key or a value, and taps, at
 
 DEVICE const u16* part_weights(const Gdn& a, int part) { return a.convolution + part * a.nk * a.dk; }
 
-// A channel's tail: the last taps - 1 of `recent`.
-DEVICE void put_tail(const Gdn& a, i64 slot, int part, int channel, const u16 (&recent)[TAPS]) {
-    u16* out = a.tail + slot * (a.taps - 1) * channels_of(a) + part * a.nk * a.dk + channel;
-#pragma unroll
-    for (int j = 1; j < TAPS; ++j)
-        if (j > TAPS - a.taps) out[(j - 1 - TAPS + a.taps) * channels_of(a)] = recent[j];
-}
-
 DEVICE float log_decay(const Gdn& a, i64 token, int head) {
     const float x = from_bf16(a.gate_a[token * a.nv + head]) + a.dt_bias[head];
     return -expf(a.a_log[head]) * (x > 20.0f ? x : log1pf(expf(x)));

@@ -48,10 +48,10 @@ DEVICE void await_predecessors() {
 #endif
 }
 
-// The same, and lets the next kernel in: not before, or its blocks take the places of this one's.
+// The same, and lets the next kernel in, whose blocks come once all of this one's have: they take places that are free.
 DEVICE void after_predecessors() {
-    await_predecessors();
     release_successors();
+    await_predecessors();
 }
 
 // The same value; what is computed from it stays where it is written, so a loop's addresses do not all take registers.

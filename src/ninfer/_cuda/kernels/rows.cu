@@ -151,7 +151,7 @@ struct Operands {
 };
 
 // One block a column: norm1(x, norm), or x, padded with zeros to a multiple of 128, in operand order and in fixed point.
-KERNEL(operands, Operands, 512, 1) {
+KERNEL(operands, Operands, 512, 4) {
     __shared__ float room[32];
     after_predecessors();
     const int K = (int)a.K;

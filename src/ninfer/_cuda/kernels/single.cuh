@@ -4,35 +4,40 @@
 #pragma once
 #include "stream.cuh"
 
-// One column of K elements, a multiple of 8, times 1 + norm. The norm's own factor is left to the end: squares[warp] add up
-// to its square.
+// One column of K elements, a multiple of 8, times 1 + norm, on its way through shared memory: [end - begin] of x, then of
+// norm. The norm's own factor is left to the end: squares[warp] add up to its square. A thread sees its own eights alone.
 struct Column {
     const u16 *x, *norm;
-    int K, k, end;
-    Word4 v, w;
+    u8* raw;
+    int begin, end, inside;  // what a norm counts may be more than what is multiplied; inside: before K
 
-    DEVICE Column(const Stream& a, const Columns& c) : x(a.x), norm(a.norm), K((int)a.K) {
-        k = (norm ? 0 : c.begin) + 8 * thread(), end = norm ? maximum(K, c.begin + c.size) : c.begin + c.size;
+    DEVICE Column(const Stream& a, const Columns& c, u8* raw) : x(a.x), norm(a.norm), raw(raw) {
+        begin = norm ? 0 : c.begin, end = c.begin + c.size;
+        if (norm) end = maximum(end, (int)a.K);
+        inside = minimum(end, (int)a.K);
     }
+    DEVICE int bytes() const { return (2 * (end - begin) * (norm ? 2 : 1) + 127) / 128 * 128; }
 
-    DEVICE void ask() {
-        v = w = {0, 0, 0, 0};
-        if (k >= K) return;
-        v = *(const Word4*)(x + k);
-        if (norm) w = *(const Word4*)(norm + k);
+    DEVICE void ask(const u16* from, int offset) {
+#pragma unroll 1
+        for (int k = begin + 8 * thread(); k < inside; k += 8 * threads()) copy16_if(raw + offset + 2 * (k - begin), from + k, true);
     }
+    DEVICE void ask_norm() {
+        if (norm) ask(norm, 2 * (end - begin));
+    }
+    DEVICE void ask_column() { ask(x, 0); }
 
-    // A thread's eights one after another: code that is run once takes as long to arrive as to run.
     DEVICE void put(const Columns& c, float* squares) {
         float square = 0;
 #pragma unroll 1
-        for (bool more = true; more;) {
-            const Word4 u = v, n = w;
-            const int at = k - c.begin;
-            k += 8 * threads();
-            more = k - 8 * thread() < end;
-            if (more) ask();
-            put8(c, at, u, n, square);
+        for (int k = begin + 8 * thread(); k < end; k += 8 * threads()) {
+            const u8* from = raw + 2 * (k - begin);
+            Word4 v = {0, 0, 0, 0}, w = v;
+            if (k < inside) {
+                v = *(const Word4*)from;
+                if (norm) w = *(const Word4*)(from + 2 * (end - begin));
+            }
+            put8(c, k - c.begin, v, w, square);
         }
         square = sum_warp(square);
         if (thread() % 32 == 0) squares[thread() / 32] = square;
@@ -120,26 +125,27 @@ template <int F> DEVICE void single(const Stream& a, const Job& job, u8* shared)
     const Columns c = columns_at<F>(shared, s, 1);
     float* sums = (float*)((u8*)c.power + (coded ? (s.size / 16 + 127) / 128 * 128 : 0));  // [2][warps][16]: of ends, of beginnings
     Float2* known = (Float2*)(sums + 32 * warps) + 16 * warp;                                // of the first tile the warp settles
-    u8* rings = (u8*)(sums + 64 * warps);
+    Column column(a, c, (u8*)(sums + 64 * warps));
+    u8* rings = column.raw + column.bytes();
 
     Flow<F> flow(s, rings + here(warp * stages * bytes), stages, warp, lane);
-    Column column(a, c);
+    column.ask_norm();
+#pragma unroll 1
+    for (int i = 1; i < 3; ++i) flow.fetch(a, job, s, lane);
+    // The column does depend on the kernels before this one. It is asked for behind few weights, as it would wait for many.
+    await_predecessors();
+    if (!coded || flow.over()) release_successors();  // where instructions are few, those that come in take nothing away
+    column.ask_column();
+    copies_commit();
     const bool settles = first_left(s, warp) * s.chunks < s.block_end;
     Float2 mine = {0.0f, 1.0f};
-#pragma unroll 1
-    for (int i = 1;; ++i) {
-        if (i == 3) {
-            await_predecessors();
-            if (!coded || flow.over()) release_successors();  // where instructions are few, those that come in take nothing away
-            column.ask();
-            if (settles) {
-                const Spot spot(a, job, first_left(s, warp));
-                mine = {spot.now(a), spot.factor(a)};
-            }
-        }
-        if (i >= stages) break;
-        flow.fetch(a, job, s, lane);
+    if (settles) {
+        const Spot spot(a, job, first_left(s, warp));
+        mine = {spot.now(a), spot.factor(a)};
     }
+#pragma unroll 1
+    for (int i = 3; i < stages; ++i) flow.fetch(a, job, s, lane);
+    copies_wait(stages - 3);
     column.put(c, squares);
     if (settles && lane < 16) known[r] = mine;
     sync();

@@ -125,24 +125,31 @@ template <int IT, int F> DEVICE void stream(const Stream& a, const Job& job, u8*
     });
 }
 
-// The job that this block works on. `KNOWN`: the format of all rows, or FORMATS. work(format, job, shared memory).
-template <int KNOWN, class Work> DEVICE void with_job(const Stream& a, Work work) {
-    DYNAMIC_SHARED(shared);
+// The job that this block works on.
+DEVICE const Job& own_job(const Stream& a) {
     int j = 0;
     while (j + 1 < a.jobs && block_x() >= a.job[j + 1].block) ++j;
-    const Job& job = a.job[j];
-    with_known_format<KNOWN>((int)job.format, [&](auto f) { work(f, job, shared); });
+    return a.job[j];
 }
 
-#define STREAM(name, known, work) \
-    KERNEL(name, Stream, 512, 1) { with_job<known>(a, [&](auto f, const Job& job, u8* shared) { work; }); }
+// A quarter of the registers, where it costs nothing, is left to blocks of the small kernels around a product: these then
+// wait beside its blocks, and not for their end. Blocks have up to 512 threads.
+constexpr int ALL = 512, LEAVING = 640;
+
+// `known`: the format of all rows, or FORMATS. work: with the format `f`, of `job`, in `shared` memory.
+#define STREAM(name, known, threads, work)                              \
+    KERNEL(name, Stream, threads, 1) {                                  \
+        DYNAMIC_SHARED(shared);                                         \
+        const Job& job = own_job(a);                                    \
+        with_known_format<known>((int)job.format, [&](auto f) { work; }); \
+    }
 // A kernel for launches of one format each is smaller than the one for all.
-#define STREAMS(name, work)           \
-    STREAM(name, FORMATS, work)       \
-    STREAM(name##_BF16, BF16, work)   \
-    STREAM(name##_Q4, Q4, work)       \
-    STREAM(name##_Q5, Q5, work)       \
-    STREAM(name##_Q6, Q6, work)       \
-    STREAM(name##_Q8, Q8, work)       \
-    STREAM(name##_NVFP4, NVFP4, work) \
-    STREAM(name##_FP8, FP8, work)
+#define STREAMS(name, work)                  \
+    STREAM(name, FORMATS, ALL, work)         \
+    STREAM(name##_BF16, BF16, LEAVING, work) \
+    STREAM(name##_Q4, Q4, ALL, work)         \
+    STREAM(name##_Q5, Q5, ALL, work)         \
+    STREAM(name##_Q6, Q6, ALL, work)         \
+    STREAM(name##_Q8, Q8, ALL, work)         \
+    STREAM(name##_NVFP4, NVFP4, ALL, work)   \
+    STREAM(name##_FP8, FP8, LEAVING, work)

@@ -61,7 +61,7 @@ template <class Function> DEVICE void with_format(int format, Function f) {
     }
 }
 
-// The same where the format may be a compile-time constant of the kernel's own: `known`, or FORMATS.
+// The same where the format is `known` when compiled; or FORMATS.
 template <int known, class Function> DEVICE void with_known_format(int format, Function f) {
     if constexpr (known < FORMATS) f(Constant<known>());
     else with_format(format, f);
