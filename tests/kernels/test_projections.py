@@ -61,9 +61,13 @@ def test_blocks_share_tiles(
         close(lab.get(out), norm1(x, w) @ exact.T)
 
 
-@pytest.mark.parametrize("T", [1, 5, 30, 140])
-def test_norm_several_matrices_and_segments(device: Any, rng: np.random.Generator, T: int) -> None:
+@pytest.mark.parametrize(("T", "blocks"), [(1, 3), (1, 132), (5, 3), (30, 3), (140, 3)])
+def test_norm_several_matrices_and_segments(
+    device: Any, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, T: int, blocks: int
+) -> None:
+    """With many blocks, which then have few warps, some of these have part of a column to norm."""
     lab, K = Lab(device), 640
+    monkeypatch.setattr(device, "multiprocessors", blocks)
     parents = {f: lab.stored(f, rng.normal(size=(256, K))) for f in FORMATS}
     spans = [(f, int(b), int(b + n)) for f, b, n in zip(FORMATS, rng.integers(0, 100, 8), rng.integers(1, 140, 8))]
     many = lab.ops.matrix([Segment(parents[f][0], b, e) for f, b, e in spans])

@@ -50,7 +50,7 @@ class DeltaNet:
         words = _words(out, inputs, state, record, rows, shape, eps, room, tickets, group)
         if self._few(shape) >= rows.W:
             shared = _few_shared(rows.W, shape)
-            self._launch("gdn", f"gdn_few{_odd(shape)}", (shape.nv, rows.B), 256, words, shared)
+            self._launch("gdn", f"gdn_{'one' if rows.W == 1 else 'few'}{_odd(shape)}", (shape.nv, rows.B), 256, words, shared)
             return
         chunks, slices = -(-rows.W // CHUNK), -(-shape.dv // SLICE)
         grid = (shape.nk, chunks, rows.B)
@@ -96,9 +96,10 @@ class DeltaNet:
 
 
 def _few_shared(columns: int, shape: GdnShape) -> int:
-    """Shared memory of a few columns: the state, what warps exchange for a column and the next, the columns."""
-    parts = _WARPS * (4 if columns > 1 else 2)
-    return 4 * ((FEATURES + parts) * FEATURES + columns * (2 * FEATURES + 3 * shape.dv + 2))
+    """Shared memory of a few columns: the state of one (several have it in registers), what warps exchange for a column
+    and the next, the columns."""
+    room = FEATURES + 2 * _WARPS if columns == 1 else 4 * _WARPS
+    return 4 * (room * FEATURES + columns * (2 * FEATURES + 3 * shape.dv + 2))
 
 
 def _chunk_shared(group: int, ratio: int) -> int:

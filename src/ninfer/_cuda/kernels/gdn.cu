@@ -1,17 +1,18 @@
 // Gated DeltaNet of a few columns.
 //
-// A block holds a head's state in shared memory while tokens pass by: every lane four columns, every warp some of the rows,
-// so a thread touches nothing but its own. What is executed once must also be fetched once, so code is kept short.
+// A block holds a head's state while tokens pass by: every lane four columns, every warp some of the rows, so a thread
+// touches nothing but its own. What is executed once must also be fetched once, so code is kept short.
 #include "gdn.cuh"
 
 constexpr int WARPS = 8, ROWS = DK / WARPS, WIDE = 128;
 
 // A state [DK][WIDE] in shared memory, as one thread sees it.
-template <bool VECTORS> struct State {
-    float* own;  // of its first row
+template <bool VECTORS> struct Stored {
+    static constexpr bool ONE = true;  // column
+    float* own;                        // of its first row
     int first, column, rows;
 
-    DEVICE State(float* room, int dk, int dv, int warp, int lane) : own(room + warp * ROWS * WIDE + 4 * lane), first(warp * ROWS), column(4 * lane) {
+    DEVICE Stored(float* room, int dk, int dv, int warp, int lane) : own(room + warp * ROWS * WIDE + 4 * lane), first(warp * ROWS), column(4 * lane) {
         rows = column < dv ? maximum(0, minimum(ROWS, dk - first)) : 0;
     }
 
@@ -69,6 +70,57 @@ template <bool VECTORS> struct State {
                 else if (r + i < rows) store_quad<VECTORS>(state + (i64)(first + r + i) * dv, x, column, dv);
             }
         }
+        store4(outputs + first / ROWS * WIDE + column, sum);
+        if (errors) store4(errors + first / ROWS * WIDE + column, error);
+    }
+};
+
+// The same in registers, where several columns pass by: shared memory would be read and written for each of them.
+template <bool VECTORS> struct Held {
+    static constexpr bool ONE = false;
+    float s[ROWS][4];
+    int first, column, rows;
+
+    DEVICE Held(float*, int dk, int dv, int warp, int lane) : first(warp * ROWS), column(4 * lane) {
+        rows = column < dv ? maximum(0, minimum(ROWS, dk - first)) : 0;
+    }
+
+    DEVICE void load(const float* state, int dv) {
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+            s[r][0] = s[r][1] = s[r][2] = s[r][3] = 0;
+            if (state && r < rows) load_quad<VECTORS>(s[r], state + (i64)(first + r) * dv, column, dv);
+        }
+    }
+
+    DEVICE void read(float* parts, const float* k) const {
+        float sum[4] = {0, 0, 0, 0};
+#pragma unroll
+        for (int r = 0; r < ROWS; r += 4) {
+            float kk[4];
+            load4(kk, k + first + r);
+#pragma unroll
+            for (int i = 0; i < 16; ++i) sum[i % 4] += s[r + i / 4][i % 4] * kk[i / 4];
+        }
+        store4(parts + first / ROWS * WIDE + column, sum);
+    }
+
+    DEVICE void advance(float decay, const float* k, const float (&d)[4], const float* q, float* outputs, const float* next, float* errors, float* state, int dv) {
+        float sum[4] = {0, 0, 0, 0}, error[4] = {0, 0, 0, 0};
+#pragma unroll
+        for (int r = 0; r < ROWS; r += 4) {
+            float kk[4], qq[4], nn[4];
+            load4(kk, k + first + r), load4(qq, q + first + r), load4(nn, next + first + r);
+#pragma unroll
+            for (int i = 0; i < 16; ++i) {
+                float& x = s[r + i / 4][i % 4];
+                x = x * decay + kk[i / 4] * d[i % 4];
+                sum[i % 4] += x * qq[i / 4], error[i % 4] += x * nn[i / 4];
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r)
+            if (state && r < rows) store_quad<VECTORS>(state + (i64)(first + r) * dv, s[r], column, dv);
         store4(outputs + first / ROWS * WIDE + column, sum);
         if (errors) store4(errors + first / ROWS * WIDE + column, error);
     }
@@ -141,15 +193,15 @@ struct Channel {
 // A block of 256 threads a value head of a row.
 //
 // Latency is all: what the predecessors do not write is loaded before they end, everything else at once after they did.
-template <bool VECTORS> DEVICE void few(const Gdn& a) {
+template <bool VECTORS, template <bool> class State> DEVICE void few(const Gdn& a) {
     DYNAMIC_SHARED(shared);
     const int head = block_x(), b = block_y(), ratio = (int)a.nv / (int)a.nk, key = head / ratio, warp = thread() / 32, lane = thread() % 32;
-    const int W = (int)a.W, nv = (int)a.nv, dk = (int)a.dk, dv = (int)a.dv;
+    const int W = State<VECTORS>::ONE ? 1 : (int)a.W, nv = (int)a.nv, dk = (int)a.dk, dv = (int)a.dv;
     const int channels = (int)channels_of(a), keys = (int)(a.nk * a.dk), token = b * W;
-    float *room = (float*)shared, *parts = room + DK * WIDE, *q = parts + (W > 1 ? 4 : 2) * WARPS * WIDE, *k = q + W * DK;
+    float *room = (float*)shared, *parts = room + (W > 1 ? 0 : DK * WIDE), *q = parts + (W > 1 ? 4 : 2) * WARPS * WIDE, *k = q + W * DK;
     float *v = k + W * DK, *o = v + W * dv, *gated = o + W * dv, *gates = gated + W * dv;  // gates [W][2]
     const float rate = expf(a.a_log[head]), bias = a.dt_bias[head];
-    const int width = a.width[b];
+    const int width = State<VECTORS>::ONE ? minimum(a.width[b], 1) : a.width[b];
     const i64 write = a.write[b];
     const bool leads = head % ratio == 0;
 
@@ -264,5 +316,7 @@ template <bool VECTORS> DEVICE void few(const Gdn& a) {
     if (thread() == 0) a.tickets[b * a.nk + key] = 0;
 }
 
-KERNEL(gdn_few, Gdn, 256, 4) { few<true>(a); }
-KERNEL(gdn_few_odd, Gdn, 256, 3) { few<false>(a); }
+KERNEL(gdn_one, Gdn, 256, 4) { few<true, Stored>(a); }
+KERNEL(gdn_one_odd, Gdn, 256, 3) { few<false, Stored>(a); }
+KERNEL(gdn_few, Gdn, 256, 2) { few<true, Held>(a); }
+KERNEL(gdn_few_odd, Gdn, 256, 2) { few<false, Held>(a); }

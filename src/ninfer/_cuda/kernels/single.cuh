@@ -30,7 +30,8 @@ struct Column {
     DEVICE void put(const Columns& c, float* squares) {
         float square = 0;
 #pragma unroll 1
-        for (int k = begin + 8 * thread(); k < end; k += 8 * threads()) {
+        for (int first = begin + 8 * (thread() & ~31); first < end; first += 8 * threads()) {  // whole warps, which share scales
+            const int k = first + 8 * (thread() % 32);
             const u8* from = raw + 2 * (k - begin);
             Word4 v = {0, 0, 0, 0}, w = v;
             if (k < inside) {
