@@ -38,11 +38,14 @@ def check(job: shares.Job, K: int, height: int = 1) -> None:
         assert meet <= job.parts
 
 
-@given(st.lists(st.tuples(FORMATS, st.integers(1, 900)), min_size=1, max_size=4), st.integers(1, 16), *SIZES.values(), st.booleans())
-def test_few_columns(
-    sizes: list[tuple[int, int]], columns: int, K: int, blocks: int, limit: int, norm: bool
-) -> None:
-    plan = shares.plan(sizes, columns, K, blocks, limit << 10, norm)
+@given(
+    st.lists(st.tuples(FORMATS, st.integers(1, 900)), min_size=1, max_size=4),
+    st.integers(1, 16),
+    *SIZES.values(),
+    st.booleans(),
+)
+def test_few_columns(sizes: list[tuple[int, int]], columns: int, K: int, blocks: int, limit: int, norm: bool) -> None:
+    plan = shares.plan(sizes, columns, K, blocks, limit << 10, K if norm else 0)
     assume(plan is not None)
     assert plan is not None
     assert [(job.format, job.tiles) for job in plan.jobs] == sizes

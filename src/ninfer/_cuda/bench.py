@@ -165,16 +165,17 @@ class Bench:
         """The launches of one decode step, a layer of each kind."""
         for T in (1, 8, 64):
             self._layers(T)
-        self._layer("q4-mixed", (Q5, Q4, Q5, Q4))
-        self._layer("fp8", (FP8,) * 4)
+        self._layer("q4-mixed", (Q5, Q4, Q4, Q5, Q4, Q4, Q5, Q5))
+        self._layer("fp8", (FP8,) * 8)
 
     def _layer(self, recipe: str, formats: Sequence[str]) -> None:
-        """A decode step of a Gated DeltaNet layer of the 27B geometry, to the inputs of the next one."""
+        """A decode step of a Gated DeltaNet layer of the 27B geometry, to the inputs of the next one.
+
+        formats: of output, gate, up, down, query, key, value and output gate."""
         H, I, g = 5120, 17408, GdnShape(16, 48, 128, 128, 4)
         keys, values = g.nk * g.dk, g.nv * g.dv
         sizes = ((H, values), (I, H), (I, H), (H, I), *((n, H) for n in (keys, keys, values, values)))
-        each = (formats[0], formats[1], formats[1], formats[2], *(formats[3],) * 4)
-        nbytes = sum(geometry(f, None, size).nbytes for f, size in zip(each, sizes, strict=True))
+        nbytes = sum(geometry(f, None, size).nbytes for f, size in zip(formats, sizes, strict=True))
         nbytes += 2 * 2 * g.nv * H + 2 * 4 * g.nv * g.dk * g.dv
 
         def make() -> list[Callable[[], None]]:
@@ -197,7 +198,9 @@ class Bench:
                 return layer
 
             small = [(BF16, (g.nv, H))] * 2
-            sets = [[self.matrix(f, *size) for f, size in (*zip(each, sizes, strict=True), *small)] for _ in range(3)]
+            sets = [
+                [self.matrix(f, *size) for f, size in (*zip(formats, sizes, strict=True), *small)] for _ in range(3)
+            ]
             return [work(*matrices) for matrices in sets]
 
         self.case(f"layer {recipe} T=1", PRODUCTS, nbytes, make)

@@ -50,7 +50,9 @@ class DeltaNet:
         words = _words(out, inputs, state, record, rows, shape, eps, room, tickets, group)
         if self._few(shape) >= rows.W:
             shared = _few_shared(rows.W, shape)
-            self._launch("gdn", f"gdn_{'one' if rows.W == 1 else 'few'}{_odd(shape)}", (shape.nv, rows.B), 256, words, shared)
+            self._launch(
+                "gdn", f"gdn_{'one' if rows.W == 1 else 'few'}{_odd(shape)}", (shape.nv, rows.B), 256, words, shared
+            )
             return
         chunks, slices = -(-rows.W // CHUNK), -(-shape.dv // SLICE)
         grid = (shape.nk, chunks, rows.B)

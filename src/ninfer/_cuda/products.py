@@ -18,6 +18,9 @@ STORE_BF16, STORE_F32, ADD, SWIGLU = range(4)
 COLUMNS = 128
 """Up to so many columns, weights are decoded inside the product; for more, into bf16 once and multiplied by cuBLAS."""
 
+_BARE = 8
+"""Up to so many columns, blocks that need them in bf16 norm and order them themselves."""
+
 _SEGMENT, _JOB = 128, 128
 _OPERANDS = 16 << 20
 
@@ -97,8 +100,11 @@ class Products:
         formats = _by_format(steps)
         tables = [_segments(own, height)[:2] for own in formats]
         sizes = [(own[0][0][0].format, tiles) for own, (_, tiles) in zip(formats, tables, strict=True)]
-        limit = self._device.shared_limit - 2048
-        plan = shares.plan(sizes, columns, K, self._device.multiprocessors, limit, norm is not None)
+        coded = any(format in shares.CODED for format, _ in sizes)
+        bare = K % 8 == 0 and (columns == 1 or (columns <= _BARE and not coded))
+        plan = self._plan(sizes, columns, K, K if bare and norm is not None else 0)
+        if bare and norm is not None and plan and columns > 1 and any(job.slices > 1 for job in plan.jobs):
+            bare, plan = False, self._plan(sizes, columns, K)  # a block has not the whole of its columns
         if plan is None:
             return False
         parts, eights = max(job.parts for job in plan.jobs), 1 + (columns > 8)
@@ -106,16 +112,20 @@ class Products:
         if parts > 1 and (tiles > TICKETS or tiles * parts * 512 * eights > ROOM - _OPERANDS):
             return False
         codes = sums = None
-        if columns > 1 or K % 8:
+        if not bare:
             x, codes, sums = self._operands(x, norm, eps, [format for format, _ in sizes])
             norm = None
         columns_at = (x, norm, sums, codes, eps)
         words, blocks = self._words(result, plan, [table for table, _ in tables], columns_at, columns, K, scale, parts)
-        most = 1 if sums is None else next(most for most in (4, 8, 16) if columns <= most)
+        most = 1 if columns == 1 and bare else next(most for most in (4, 8, 16) if columns <= most)
         name, shared = f"stream_{most}", max(job.room(plan.warps, plan.stages) for job in plan.jobs)
         symbol = _symbol(name, [NAMES[format] for format, _ in sizes])
         self._launch(name, symbol, blocks, 32 << plan.warps, words, shared)
         return True
+
+    def _plan(self, sizes: list[tuple[int, int]], columns: int, K: int, normed: int = 0) -> shares.Plan | None:
+        limit = self._device.shared_limit - 2048
+        return shares.plan(sizes, columns, K, self._device.multiprocessors, limit, normed)
 
     def _operands(self, x: Any, norm: Any, eps: float, formats: Sequence[int]) -> tuple[int, int, int]:
         """Columns made ready at the workspace's start, once for all launches: where those of bf16 are, those in fixed
@@ -274,13 +284,16 @@ def _rows_at(matrix: CudaMatrix, begin: int, end: int) -> CudaRows:
     raise InvariantError(f"rows [{begin}, {end}) of a matrix of {matrix.rows}")
 
 
+_BESIDE = ("BF16_Q4_Q5", "BF16_Q6", "BF16_Q8", "BF16_NVFP4", "BF16_FP8")
+"""Formats that one kernel for one column is for."""
+
+
 def _symbol(name: str, formats: list[str]) -> str:
     """The smallest kernel of a module for rows of these formats."""
-    if "FP32" in formats:
-        return name
-    if name == "stream_1" and len(formats) == 2 and "BF16" in formats:
-        return f"{name}_{next(own for own in formats if own != 'BF16')}_BF16"
-    return name if len(formats) > 1 else f"{name}_{formats[0]}"
+    if len(formats) == 1 and formats[0] != "FP32":
+        return f"{name}_{formats[0]}"
+    together = (some for some in _BESIDE if name == "stream_1" and set(formats) <= set(some.split("_")))
+    return next((f"{name}_{some}" for some in together), name)
 
 
 def _by_format(steps: list[Step]) -> list[list[Step]]:

@@ -75,12 +75,12 @@ class Plan:
 
 
 def plan(
-    sizes: Sequence[tuple[int, int]], columns: int, K: int, blocks: int, limit: int, norm: bool = False
+    sizes: Sequence[tuple[int, int]], columns: int, K: int, blocks: int, limit: int, normed: int = 0
 ) -> Plan | None:
     """Share out ``blocks`` blocks among (format, tiles) each; None where the columns do not fit into shared memory.
-    norm: blocks norm a column themselves, if it is one."""
+    normed: K where blocks norm the columns themselves."""
     for warps in range(WARPS, 0, -1):
-        jobs = _jobs(sizes, columns, K, blocks, limit, 1 << warps, norm)
+        jobs = _jobs(sizes, columns, K, blocks, limit, 1 << warps, normed)
         if jobs is None:
             continue
         if warps > FEW_WARPS and all(job.run < _FEW << warps for job in jobs):
@@ -92,7 +92,7 @@ def plan(
 
 
 def _jobs(
-    sizes: Sequence[tuple[int, int]], columns: int, K: int, blocks: int, room: int, warps: int, norm: bool
+    sizes: Sequence[tuple[int, int]], columns: int, K: int, blocks: int, room: int, warps: int, normed: int
 ) -> tuple[Job, ...] | None:
     """A job for each of ``sizes``, whose blocks are in proportion to its bytes."""
     nbytes = [tiles * -(-K // CHUNK_COLUMNS[f]) * CHUNK_BYTES[f] for f, tiles in sizes]
@@ -100,16 +100,14 @@ def _jobs(
     for i, (format, tiles) in enumerate(sizes):  # the smallest first
         most = blocks - sum(job.slices * job.blocks for job in jobs) - (len(sizes) - 1 - i)
         own = most if i + 1 == len(sizes) else max(1, min(most, round(blocks * nbytes[i] / sum(nbytes))))
-        job = _job(format, tiles, columns, K, own, room, warps, norm)
+        job = _job(format, tiles, columns, K, own, room, warps, normed)
         if job is None:
             return None
         jobs.append(job)
     return tuple(jobs)
 
 
-def _job(
-    format: int, tiles: int, columns: int, K: int, blocks: int, room: int, warps: int, norm: bool
-) -> Job | None:
+def _job(format: int, tiles: int, columns: int, K: int, blocks: int, room: int, warps: int, normed: int) -> Job | None:
     """The shortest of all ways to cut K and the tiles."""
     best: tuple[float, Job] | None = None
     width = CHUNK_COLUMNS[format]
@@ -117,7 +115,7 @@ def _job(
         slice = K if slices == 1 else -(-K // slices // 256) * 256
         if slice * (slices - 1) >= K:
             continue
-        shared = shared_bytes(format, columns, slice, warps, K if norm else 0)
+        shared = shared_bytes(format, columns, slice, warps, normed)
         if shared > room:
             continue
         each, chunks = blocks // slices, -(-slice // width)
@@ -134,13 +132,15 @@ def _job(
 
 
 def shared_bytes(format: int, columns: int, slice: int, warps: int, normed: int = 0) -> int:
-    """Shared memory of a block: columns, their powers of two, and what each warp has on its way and to add up. One
-    column comes as it is, with a norm of ``normed`` elements beside it."""
+    """Shared memory of a block: columns, their powers of two, and what each warp has on its way and to add up; the
+    ``normed`` elements of a norm, and one column as it comes."""
     eights, width = 1 + (columns > 8), CHUNK_COLUMNS[format]
     size = -(-slice // width) * width
     x = _padded(columns * (2 * size + (128 if format in CODED else 80)))
     powers = _padded(size // 16 * columns) if format in CODED else 0
-    raw = _padded(4 * max(size, normed) if normed else 2 * size) if columns == 1 else 0
+    raw = _padded(2 * normed)
+    if columns == 1:
+        raw = _padded(4 * max(size, normed) if normed else 2 * size)
     return x + powers + raw + warps * (512 * eights + STAGES * CHUNK_BYTES[format])
 
 

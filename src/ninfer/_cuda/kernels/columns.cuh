@@ -12,9 +12,9 @@ struct Columns {
     float factor;
 };
 
-// Several columns, made ready before: ask for them, and, when they are there, add their powers of two.
+// Several columns: ask for them, as they are made ready, or, where there are no `sums`, as they are.
 DEVICE void ask_columns(const Stream& a, const Columns& c) {
-    const int columns = (int)a.columns, padded = ((int)a.K + 127) / 128 * 128;
+    const int columns = (int)a.columns, K = (int)a.K, padded = a.sums ? (K + 127) / 128 * 128 : K;
     const int rows = c.coded ? 2 * columns : columns, element = c.coded ? 1 : 2;
     const u8* from = c.coded ? a.codes : (const u8*)a.x;
 #pragma unroll 1
@@ -23,6 +23,56 @@ DEVICE void ask_columns(const Stream& a, const Columns& c) {
         for (int i = 16 * thread(); i < c.size * element; i += 16 * threads())
             copy16_if(c.x + row * c.stride + i, from + ((i64)row * padded + c.begin) * element + i, c.begin + i / element < padded);
     copies_commit();
+}
+
+// The norm of columns that come as they are, [K] of shared memory.
+DEVICE void ask_norm(const Stream& a, u8* norm) {
+    if (!a.norm) return;
+#pragma unroll 1
+    for (int k = 8 * thread(); k < a.K; k += 8 * threads()) copy16_if(norm + 2 * k, a.norm + k, true);
+}
+
+// Columns that came as they were, normed and in operand order; where they are normed, the block has the whole of them.
+// squares: room for a float a column and warp. A thread sees what it asked for alone.
+DEVICE void put_columns(const Stream& a, const Columns& c, const u8* norm, float* squares) {
+    const int columns = (int)a.columns, warps = threads() / 32, warp = thread() / 32;
+    if (a.norm) {
+#pragma unroll 1
+        for (int row = 0; row < columns; ++row) {
+            float square = 0;
+#pragma unroll 1
+            for (int i = 16 * thread(); i < 2 * c.size; i += 16 * threads()) {
+                float f[8];
+                unpack8(f, *(const Word4*)(c.x + row * c.stride + i));
+#pragma unroll
+                for (int j = 0; j < 8; ++j) square += f[j] * f[j];
+            }
+            square = sum_warp(square);
+            if (thread() % 32 == 0) squares[row * warps + warp] = square;
+        }
+        sync();
+    }
+#pragma unroll 1
+    for (int row = 0; row < columns; ++row) {
+        float inverse = 1.0f;
+        if (a.norm) {
+            const float square = sum_warp(thread() % 32 < warps ? squares[row * warps + thread() % 32] : 0.0f);
+            inverse = inverse_root(square * reciprocal((float)a.K) + (float)a.eps);
+        }
+#pragma unroll 1
+        for (int i = 16 * thread(); i < 2 * c.size; i += 16 * threads()) {
+            Word4* at = (Word4*)(c.x + row * c.stride + i);
+            Word4 v = *at;
+            if (a.norm && i < 2 * a.K) {
+                float f[8], w[8];
+                unpack8(f, v), unpack8(w, *(const Word4*)(norm + i));
+#pragma unroll
+                for (int j = 0; j < 8; ++j) f[j] = f[j] * inverse * (1.0f + w[j]);
+                v = {pack(f[0], f[1]), pack(f[2], f[3]), pack(f[4], f[5]), pack(f[6], f[7])};
+            }
+            *at = operand_order(v);
+        }
+    }
 }
 
 DEVICE void put_powers(const Stream& a, const Columns& c) {

@@ -17,9 +17,9 @@ struct Job {
 
 // Where columns and results lie, and what becomes of the products of segments 2i and 2i + 1 (SWIGLU) or of every one.
 struct Stream {
-    const u16* x;       // [1, K]; or made ready by `operands`, for formats that are not codes; or by `panels`
+    const u16* x;       // [columns, K]; or made ready by `operands`, for formats that are not codes; or by `panels`
     const u16* norm;    // [K] or null; null where columns are ready
-    const float* sums;  // powers of two of `codes` by 64, from `operands`; or null
+    const float* sums;  // powers of two of `codes` by 64, from `operands`; or null: columns are as they are
     const u8* codes;    // [columns][2][K padded]: made ready by `operands`, for codes
     double eps;
     i64 columns, K, result, jobs, warps, stages;  // warps of a block, a power of two, as its logarithm

@@ -89,10 +89,12 @@ template <int IT, int F> DEVICE void stream(const Stream& a, const Job& job, u8*
     const Share s(job, (int)a.warps);
     const Columns c = columns_at<F>(shared, s, (int)a.columns);
     Float4* heads = (Float4*)((u8*)c.power + (coded ? (s.size / 16 * (int)a.columns + 127) / 128 * 128 : 0));  // [warps][NT][32]
-    u8* rings = (u8*)(heads + warps * NT * 32);
+    u8* norm = (u8*)(heads + warps * NT * 32);  // of columns that are not made ready before: only bf16 is
+    u8* rings = norm + (!coded && a.norm ? (2 * (int)a.K + 127) / 128 * 128 : 0);
     auto left_by = [&](int w, bool head) { return head ? heads + w * NT * 32 : (Float4*)(rings + w * stages * bytes); };
 
     Flow<F> flow(s, rings + here(warp * stages * bytes), stages, warp, lane);
+    if constexpr (!coded) ask_norm(a, norm);
     // Weights do not depend on the kernels before this one, the columns do: these are asked for behind few weights, as they
     // would wait for many, and before the rest.
 #pragma unroll 1
@@ -106,7 +108,8 @@ template <int IT, int F> DEVICE void stream(const Stream& a, const Job& job, u8*
         flow.fetch(a, job, s, lane);
     }
     copies_wait(stages - 3);
-    put_powers(a, c);
+    if constexpr (coded) put_powers(a, c);
+    else if (!a.sums) put_columns(a, c, norm, (float*)heads);
     sync();
 
     auto settles = [&](int tile, Sums<NT>& sums) { settle<IT, coded>(a, job, s, sums, tile, lane); };

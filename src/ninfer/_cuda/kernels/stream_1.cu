@@ -3,17 +3,17 @@
 
 STREAMS(stream_1, single<f.value>(a, job, shared))
 
-// Rows of bf16 beside those of another format: the inputs of Gated DeltaNet, whose step comes after them.
-#define BESIDE_BF16(F)                                         \
-    KERNEL(stream_1_##F##_BF16, Stream, LEAVING, 1) {          \
-        DYNAMIC_SHARED(shared);                                \
-        const Job& job = own_job(a);                           \
-        if ((int)job.format == BF16) single<BF16>(a, job, shared);\
-        else single<F>(a, job, shared);                        \
+// Formats that recipes put side by side, in the inputs of mixers: small kernels come after them.
+#define BESIDE(name, F, G)                                          \
+    KERNEL(stream_1_##name, Stream, LEAVING, 1) {                   \
+        DYNAMIC_SHARED(shared);                                     \
+        const Job& job = own_job(a);                                \
+        if ((int)job.format == F) single<F>(a, job, shared);        \
+        else if (G == BF16 || (int)job.format == BF16) single<BF16>(a, job, shared); \
+        else single<G>(a, job, shared);                             \
     }
-BESIDE_BF16(Q4)
-BESIDE_BF16(Q5)
-BESIDE_BF16(Q6)
-BESIDE_BF16(Q8)
-BESIDE_BF16(NVFP4)
-BESIDE_BF16(FP8)
+BESIDE(BF16_Q4_Q5, Q4, Q5)
+BESIDE(BF16_Q6, Q6, BF16)
+BESIDE(BF16_Q8, Q8, BF16)
+BESIDE(BF16_NVFP4, NVFP4, BF16)
+BESIDE(BF16_FP8, FP8, BF16)
