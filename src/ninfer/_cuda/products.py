@@ -102,9 +102,11 @@ class Products:
         sizes = [(own[0][0][0].format, tiles) for own, (_, tiles) in zip(formats, tables, strict=True)]
         coded = any(format in shares.CODED for format, _ in sizes)
         bare = K % 8 == 0 and (columns == 1 or (columns <= _BARE and not coded))
-        plan = self._plan(sizes, columns, K, K if bare and norm is not None else 0)
+        module = f"stream_{1 if columns == 1 and bare else next(most for most in (4, 8, 16) if columns <= most)}"
+        symbol, warps = _kernel(module, [NAMES[format] for format, _ in sizes])
+        plan = self._plan(sizes, columns, K, warps, K if bare and norm is not None else 0)
         if bare and norm is not None and plan and columns > 1 and any(job.slices > 1 for job in plan.jobs):
-            bare, plan = False, self._plan(sizes, columns, K)  # a block has not the whole of its columns
+            bare, plan = False, self._plan(sizes, columns, K, warps)  # a block has not the whole of its columns
         if plan is None:
             return False
         parts, eights = max(job.parts for job in plan.jobs), 1 + (columns > 8)
@@ -117,15 +119,15 @@ class Products:
             norm = None
         columns_at = (x, norm, sums, codes, eps)
         words, blocks = self._words(result, plan, [table for table, _ in tables], columns_at, columns, K, scale, parts)
-        most = 1 if columns == 1 and bare else next(most for most in (4, 8, 16) if columns <= most)
-        name, shared = f"stream_{most}", max(job.room(plan.warps, plan.stages) for job in plan.jobs)
-        symbol = _symbol(name, [NAMES[format] for format, _ in sizes])
-        self._launch(name, symbol, blocks, 32 << plan.warps, words, shared)
+        shared = max(job.room(plan.warps, plan.stages) for job in plan.jobs)
+        self._launch(module, symbol, blocks, 32 << plan.warps, words, shared)
         return True
 
-    def _plan(self, sizes: list[tuple[int, int]], columns: int, K: int, normed: int = 0) -> shares.Plan | None:
+    def _plan(
+        self, sizes: list[tuple[int, int]], columns: int, K: int, warps: int, normed: int = 0
+    ) -> shares.Plan | None:
         limit = self._device.shared_limit - 2048
-        return shares.plan(sizes, columns, K, self._device.multiprocessors, limit, normed)
+        return shares.plan(sizes, columns, K, self._device.multiprocessors, limit, normed, warps)
 
     def _operands(self, x: Any, norm: Any, eps: float, formats: Sequence[int]) -> tuple[int, int, int]:
         """Columns made ready at the workspace's start, once for all launches: where those of bf16 are, those in fixed
@@ -284,16 +286,20 @@ def _rows_at(matrix: CudaMatrix, begin: int, end: int) -> CudaRows:
     raise InvariantError(f"rows [{begin}, {end}) of a matrix of {matrix.rows}")
 
 
-_BESIDE = ("BF16_Q4_Q5", "BF16_Q6", "BF16_Q8", "BF16_NVFP4", "BF16_FP8")
-"""Formats that one kernel for one column is for."""
+_BESIDE = {
+    "BF16_Q4_Q5": shares.FEW_WARPS, "BF16_Q6": shares.FEW_WARPS, "BF16_Q8": shares.WARPS,
+    "BF16_NVFP4": shares.FEW_WARPS, "BF16_FP8": shares.WARPS,
+}  # fmt: skip
+"""Formats that one kernel for one column is for, and the warps that its blocks have at most, as a power of two."""
 
 
-def _symbol(name: str, formats: list[str]) -> str:
-    """The smallest kernel of a module for rows of these formats."""
+def _kernel(module: str, formats: list[str]) -> tuple[str, int]:
+    """The smallest kernel of a module for rows of these formats, and the warps of its blocks, at most."""
     if len(formats) == 1 and formats[0] != "FP32":
-        return f"{name}_{formats[0]}"
-    together = (some for some in _BESIDE if name == "stream_1" and set(formats) <= set(some.split("_")))
-    return next((f"{name}_{some}" for some in together), name)
+        return f"{module}_{formats[0]}", shares.WARPS
+    together = (some for some in _BESIDE if module == "stream_1" and set(formats) <= set(some.split("_")))
+    found = next(together, None)
+    return (f"{module}_{found}", _BESIDE[found]) if found else (module, shares.WARPS)
 
 
 def _by_format(steps: list[Step]) -> list[list[Step]]:

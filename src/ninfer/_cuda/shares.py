@@ -75,18 +75,24 @@ class Plan:
 
 
 def plan(
-    sizes: Sequence[tuple[int, int]], columns: int, K: int, blocks: int, limit: int, normed: int = 0
+    sizes: Sequence[tuple[int, int]],
+    columns: int,
+    K: int,
+    blocks: int,
+    limit: int,
+    normed: int = 0,
+    most: int = WARPS,
 ) -> Plan | None:
     """Share out ``blocks`` blocks among (format, tiles) each; None where the columns do not fit into shared memory.
-    normed: K where blocks norm the columns themselves."""
-    for warps in range(WARPS, 0, -1):
+    normed: K where blocks norm the columns themselves. most: warps of a block, as a power of two."""
+    for warps in range(most, 0, -1):
         jobs = _jobs(sizes, columns, K, blocks, limit, 1 << warps, normed)
         if jobs is None:
             continue
         if warps > FEW_WARPS and all(job.run < _FEW << warps for job in jobs):
             continue
-        most = STAGES if warps > FEW_WARPS else MOST_STAGES
-        leaving = (s for s in range(most, STAGES, -1) if all(job.room(warps, s) <= limit - BESIDE for job in jobs))
+        stages = STAGES if warps > FEW_WARPS else MOST_STAGES
+        leaving = (s for s in range(stages, STAGES, -1) if all(job.room(warps, s) <= limit - BESIDE for job in jobs))
         return Plan(jobs, warps, next(leaving, STAGES))
     return None
 

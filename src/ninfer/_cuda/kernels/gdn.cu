@@ -142,7 +142,7 @@ DEVICE void sum_parts(float (&sum)[4], const float* parts, int lane) {
 struct Channel {
     int kind, own, channel;
     bool real;
-    u64 w, x;  // four bf16, the oldest lowest: weights, and the inputs of the current column
+    u64 w, x;  // four bf16, the oldest lowest: weights, and the inputs of the column last put
 
     // Weights, and what was there before the first column, which the kernels before this one do not touch. Every load is on
     // its way before the first is used.
@@ -164,7 +164,7 @@ struct Channel {
         for (int j = 0; j < TAPS; ++j) {
             const bool inside = real && j >= TAPS - taps;
             w |= (u64)(inside ? weight[j] : (u16)0) << 16 * j;
-            if (j < TAPS - 1) x |= (u64)(inside && !fresh ? before[j] : (u16)0) << 16 * j;
+            if (j < TAPS - 1) x |= (u64)(inside && !fresh ? before[j] : (u16)0) << 16 * (j + 1);
         }
     }
 
@@ -172,7 +172,7 @@ struct Channel {
         const int n = kind == 2 ? (int)(a.nv * a.dv) : (int)(a.nk * a.dk);
         return real ? a.qkv[kind][token * n + channel] : (u16)0;
     }
-    DEVICE void put(u16 column) { x = x & 0xFFFFFFFFFFFF | (u64)column << 48; }
+    DEVICE void put(u16 column) { x = x >> 16 | (u64)column << 48; }
 
     DEVICE float convolved() const {
         float sum = 0;
@@ -197,7 +197,7 @@ template <bool VECTORS, template <bool> class State> DEVICE void few(const Gdn& 
     DYNAMIC_SHARED(shared);
     const int head = block_x(), b = block_y(), ratio = (int)a.nv / (int)a.nk, key = head / ratio, warp = thread() / 32, lane = thread() % 32;
     const int W = State<VECTORS>::ONE ? 1 : (int)a.W, nv = (int)a.nv, dk = (int)a.dk, dv = (int)a.dv;
-    const int channels = (int)channels_of(a), keys = (int)(a.nk * a.dk), token = b * W;
+    const int all = (int)channels_of(a), keys = (int)(a.nk * a.dk), token = b * W;
     float *room = (float*)shared, *parts = room + (W > 1 ? 0 : DK * WIDE), *q = parts + (W > 1 ? 4 : 2) * WARPS * WIDE, *k = q + W * DK;
     float *v = k + W * DK, *o = v + W * dv, *gated = o + W * dv, *gates = gated + W * dv;  // gates [W][2]
     const float rate = expf(a.a_log[head]), bias = a.dt_bias[head];
@@ -226,11 +226,42 @@ template <bool VECTORS, template <bool> class State> DEVICE void few(const Gdn& 
 
     after_predecessors();
     if (width <= 0) return;
+    // all loads of a batch of columns are on their way before the first is used
+    constexpr int BATCH = State<VECTORS>::ONE ? 1 : 4;
     const int own = minimum(thread(), width - 1);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) mine[i].put(mine[i].column(a, token));
     const u16 gate_a = a.gate_a[(token + own) * nv + head], gate_b = a.gate_b[(token + own) * nv + head];
-    u16 z = thread() < dv ? a.z[(token * nv + head) * dv + thread()] : (u16)0;
+    auto load_z = [&](u16(&z)[BATCH], int first) {
+#pragma unroll
+        for (int j = 0; j < BATCH; ++j) {
+            const int i = first + j * threads();
+            z[j] = i < width * dv ? a.z[((token + i / dv) * nv + head) * dv + i % dv] : (u16)0;
+        }
+    };
+    u16 z[BATCH];
+    load_z(z, thread());
+#pragma unroll 1
+    for (int first = 0; first < width; first += BATCH) {
+        u16 columns[2][BATCH];
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+#pragma unroll
+            for (int j = 0; j < BATCH; ++j) columns[i][j] = first + j < width ? mine[i].column(a, token + first + j) : (u16)0;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            Channel& c = mine[i];
+            if (c.kind < 0) continue;
+            float* row = c.kind == 0 ? q + c.own : c.kind == 1 ? k + c.own : v + c.own;
+            const int stride = c.kind == 2 ? dv : DK;
+#pragma unroll
+            for (int j = 0; j < BATCH; ++j) {
+                const int t = first + j;
+                if (t >= width) continue;
+                c.put(columns[i][j]);
+                row[t * stride] = c.convolved();
+                if (a.record_c && c.real && (c.kind == 2 || leads)) a.record_c[(token + t) * all + c.kind * keys + c.channel] = columns[i][j];
+            }
+        }
+    }
     if (thread() < width) {
         const float x = from_bf16(gate_a) + bias, g = -rate * (x > 20.0f ? x : log1pf(expf(x)));
         gates[2 * own] = expf(g);
@@ -238,24 +269,17 @@ template <bool VECTORS, template <bool> class State> DEVICE void few(const Gdn& 
         if (a.record_g) a.record_g[(token + own) * nv + head] = g;
     }
 #pragma unroll 1
-    for (int i = thread(); i < width * dv; i += threads()) {
-        if (i >= dv) z = a.z[((token + i / dv) * nv + head) * dv + i % dv];
-        gated[i] = from_bf16(a.norm[i % dv]) * silu(from_bf16(z));
+    for (int first = thread(); first < width * dv; first += BATCH * threads()) {
+        if (first > thread()) load_z(z, first);
+#pragma unroll
+        for (int j = 0; j < BATCH; ++j) {
+            const int i = first + j * threads();
+            if (i < width * dv) gated[i] = from_bf16(a.norm[i % dv]) * silu(from_bf16(z[j]));
+        }
     }
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        Channel& c = mine[i];
-        if (c.kind < 0) continue;
-        float* row = c.kind == 0 ? q + c.own : c.kind == 1 ? k + c.own : v + c.own;
-        const int stride = c.kind == 2 ? dv : DK;
-#pragma unroll 1
-        for (int t = 0; t < width; ++t) {
-            if (t) c.x >>= 16, c.put(c.column(a, token + t));
-            row[t * stride] = c.convolved();
-            if (a.record_c && c.real && (c.kind == 2 || leads)) a.record_c[(token + t) * channels + c.kind * keys + c.channel] = (u16)(c.x >> 48);
-        }
-        if (c.kind == 2 && !a.record_k) c.put_tail(a, write);
-    }
+    for (int i = 0; i < 2; ++i)
+        if (mine[i].kind == 2 && !a.record_k) mine[i].put_tail(a, write);
     sync();
 #pragma unroll 1
     for (int i = warp; i < 2 * width; i += threads() / 32) {
