@@ -152,7 +152,7 @@ class CudaOps:
             shape.hk, shape.hd, shape.rot,
         )  # fmt: skip
         blocks = -(-tokens * (shape.hq + 2 * shape.hk) // 4)
-        self._launch("attention", "attention_prepare", blocks, 128, words, 32 * shape.hd)
+        self._launch("attention", "attention_prepare", blocks, 128, words, 48 * shape.hd)
 
     def attention(
         self,

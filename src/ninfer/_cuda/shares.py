@@ -105,7 +105,7 @@ def _jobs(
     jobs: list[Job] = []
     for i, (format, tiles) in enumerate(sizes):  # the smallest first
         most = blocks - sum(job.slices * job.blocks for job in jobs) - (len(sizes) - 1 - i)
-        own = most if i + 1 == len(sizes) else max(1, min(most, round(blocks * nbytes[i] / sum(nbytes))))
+        own = most if i + 1 == len(sizes) else max(1, min(most, -(-blocks * nbytes[i] // sum(nbytes))))
         job = _job(format, tiles, columns, K, own, room, warps, normed)
         if job is None:
             return None

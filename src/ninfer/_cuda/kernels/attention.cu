@@ -34,18 +34,32 @@ DEVICE void put_codes(u8* codes, u16* scales, const float* row, int hd, int lane
     }
 }
 
-// A warp a head of a token: norm and rotate q and k, append k and v.
+// A warp a head of a token: norm and rotate q and k, append k and v. All that the predecessors do not write is ready before
+// they end.
 KERNEL(attention_prepare, Prepare, 128, 1) {
-    DYNAMIC_SHARED(room);
-    after_predecessors();
+    DYNAMIC_SHARED(room);  // of a warp: [hd] what comes in, [hd] its norm and then what goes out, [rot / 2] cosines, sines
     const int warp = thread() / 32, lane = thread() % 32, hd = (int)a.hd, half = (int)a.rot / 2;
     const int heads = (int)(a.hq + 2 * a.hk), number = block_x() * WARPS + warp;
-    if (number >= a.tokens * heads) return;
-    const int token = number / heads, head = number % heads, b = token / (int)a.W, w = token % (int)a.W;
-    const bool query = head < a.hq, value = head >= a.hq + a.hk;
-    if (!query && w >= a.width[b]) return;
-    float *row = (float*)room + warp * 2 * hd, *rotated = row + hd;
+    const bool inside = number < a.tokens * heads;
+    const int token = inside ? number / heads : 0, head = number % heads, b = token / (int)a.W, w = token % (int)a.W;
+    const bool query = head < a.hq, value = head >= a.hq + a.hk, works = inside && (query || w < a.width[b]);
+    float *row = (float*)room + warp * 3 * hd, *rotated = row + hd, *cosines = rotated + hd, *sines = cosines + half;
+    i64 place = 0;
+    if (works && !value) {
+        const u16* norm = query ? a.query_norm : a.key_norm;
+        for (int d = lane; d < hd; d += 32) rotated[d] = 1.0f + from_bf16(norm[d]);
+        for (int j = lane; j < half; j += 32) {
+            const float angle = (float)a.positions[(a.rotary[j] >> 32) * a.tokens + token] * from_bits((u32)a.rotary[j]);
+            cosines[j] = cosf(angle), sines[j] = sinf(angle);
+        }
+    }
     const int g = head - (int)a.hq - (value ? (int)a.hk : 0);
+    if (works && !query) {
+        const int p = a.start[b] + w, page = a.blocks[a.table[b] * a.row_blocks + p / PAGE];
+        place = ((i64)page * a.hk + g) * PAGE + p % PAGE;
+    }
+    after_predecessors();
+    if (!works) return;
     const u16* in = query ? a.q + ((i64)token * a.hq + head) * hd : (value ? a.v : a.k) + ((i64)token * a.hk + g) * hd;
     float square = 0;
     for (int d = lane; d < hd; d += 32) {
@@ -53,18 +67,15 @@ KERNEL(attention_prepare, Prepare, 128, 1) {
         square += row[d] * row[d];
     }
     if (!value) {
-        const u16* norm = query ? a.query_norm : a.key_norm;
         const float inverse = 1.0f / sqrtf(sum_warp(square) / hd + (float)a.eps);
-        for (int d = lane; d < hd; d += 32) row[d] *= inverse * (1.0f + from_bf16(norm[d]));
+        for (int d = lane; d < hd; d += 32) row[d] *= inverse * rotated[d];
     }
     sync_warp();
     for (int d = lane; d < hd; d += 32) {
         float y = row[d];
         if (!value && d < 2 * half) {
             const int j = d % half;
-            const float angle = (float)a.positions[(a.rotary[j] >> 32) * a.tokens + token] * from_bits((u32)a.rotary[j]);
-            const float c = cosf(angle), s = sinf(angle);
-            y = d < half ? row[j] * c - row[j + half] * s : row[j + half] * c + row[j] * s;
+            y = d < half ? row[j] * cosines[j] - row[j + half] * sines[j] : row[j + half] * cosines[j] + row[j] * sines[j];
         }
         rotated[d] = from_bf16(to_bf16(y));
     }
@@ -74,8 +85,6 @@ KERNEL(attention_prepare, Prepare, 128, 1) {
         for (int d = lane; d < hd; d += 32) out[d] = to_bf16(rotated[d]);
         return;
     }
-    const int p = a.start[b] + w, page = a.blocks[a.table[b] * a.row_blocks + p / PAGE];
-    const i64 place = ((i64)page * a.hk + g) * PAGE + p % PAGE;
     void* plane = value ? a.values : a.keys;
     if (a.key_scales) {
         u16* scales = (value ? a.value_scales : a.key_scales) + place * ((hd + SCALED - 1) / SCALED);
@@ -85,14 +94,16 @@ KERNEL(attention_prepare, Prepare, 128, 1) {
     }
 }
 
-// A block a head of a token: merge the splits, apply the gate.
+// A block a head of a token, a thread a feature: merge the splits, apply the gate.
 KERNEL(attention_merge, Attention, 256, 1) {
     DYNAMIC_SHARED(shared);  // [splits]: what a split's sums count
     __shared__ float room[32];
-    after_predecessors();
     const int W = (int)a.W, hd = (int)a.hd, ratio = (int)(a.hq / a.hk), splits = (int)a.splits;
     const int token = block_x(), b = token / W, row = token % W * ratio + block_y() % ratio, head = block_y() / ratio;
     const int tiles = (W * ratio + 15) / 16;
+    const i64 out = ((i64)token * a.hq + block_y()) * hd;
+    const float gate = thread() < hd ? sigmoid(from_bf16(a.gate[out + thread()])) : 0.0f;  // from before the predecessors
+    after_predecessors();
     const float* partial = a.partial + (((i64)(b * (int)a.hk + head) * tiles + row / 16) * splits * 16 + row % 16) * (hd + 2);
     const i64 next = 16 * (hd + 2);
     float *factors = (float*)shared, top = -INFINITY, total = 0, used = 0;
@@ -109,11 +120,9 @@ KERNEL(attention_merge, Attention, 256, 1) {
     }
     total = sum_block(total, room);  // also: every factor is there
     const float inverse = total > 0 ? 1.0f / total : 0.0f;
-    for (int d = thread(); d < hd; d += threads()) {
-        float sum = 0;
+    if (thread() >= hd) return;
+    float sum = 0;
 #pragma unroll 8
-        for (int s = 0; s < (int)used; ++s) sum += partial[s * next + d] * factors[s];
-        const i64 at = ((i64)token * a.hq + block_y()) * hd + d;
-        a.out[at] = to_bf16(sum * inverse * sigmoid(from_bf16(a.gate[at])));
-    }
+    for (int s = 0; s < (int)used; ++s) sum += partial[s * next + thread()] * factors[s];
+    a.out[out + thread()] = to_bf16(sum * inverse * gate);
 }

@@ -102,7 +102,6 @@ template <class A, class B> struct Either<false, A, B> {
 // once, into a tile of bf16, first keys, then values.
 template <int HD, int KEYS, int STAGES, class Plane> DEVICE void attention(const Attention& a) {
     DYNAMIC_SHARED(shared);
-    after_predecessors();
     constexpr int M = KEYS == PAGE ? 16 * WARPS : 16;
     constexpr bool WIDENS = Plane::SCALES && KEYS == PAGE;
     using Operand = typename Either<WIDENS, Bf16Plane<HD>, Plane>::Type;
@@ -117,6 +116,8 @@ template <int HD, int KEYS, int STAGES, class Plane> DEVICE void attention(const
     const int pages = (end + PAGE - 1) / PAGE, run = (pages + (int)a.splits - 1) / (int)a.splits;
     const int page_begin = split * run, page_end = minimum(pages, page_begin + run);
     const i64 unit = ((i64)(b * (int)a.hk + head) * ((rows + 15) / 16) + tile) * a.splits + split;
+    const bool early = page_begin < page_end && (page_begin + 1) * PAGE <= start;  // the kernels just before do not write its first page
+    if (!early) after_predecessors();
     if (KEYS < PAGE && a.splits > 1 && page_begin >= page_end) {  // nothing to add
         if (thread() < 16) a.partial[(unit * 16 + thread()) * (hd + 2) + hd] = -INFINITY;
         return;
@@ -134,6 +135,7 @@ template <int HD, int KEYS, int STAGES, class Plane> DEVICE void attention(const
     auto load_values = [&](int page) { load(a.values, a.value_scales, keys_of(page) + Plane::BYTES, page); };
     load_keys(page_begin);
     load_values(page_begin);
+    if (early) after_predecessors();
     if (STAGES == 2) load_keys(page_begin + 1);
     for (int i = thread(); i < M * HD / 8; i += threads()) {
         const int row = first + i / (HD / 8), d = i % (HD / 8) * 8;
