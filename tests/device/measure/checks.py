@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .stage import ROOT, TESTS, Rows, Stage
 
-LIMIT = 150
+LIMIT = 240
 """Seconds for the tests of ``tests/device``."""
 
 
