@@ -102,8 +102,8 @@ KERNEL(attention_merge, Attention, 256, 1) {
     const int token = block_x(), b = token / W, row = token % W * ratio + block_y() % ratio, head = block_y() / ratio;
     const int tiles = (W * ratio + 15) / 16;
     const i64 out = ((i64)token * a.hq + block_y()) * hd;
-    const float gate = thread() < hd ? sigmoid(from_bf16(a.gate[out + thread()])) : 0.0f;  // from before the predecessors
     after_predecessors();
+    const u16 gate = thread() < hd ? a.gate[out + thread()] : (u16)0;
     const float* partial = a.partial + (((i64)(b * (int)a.hk + head) * tiles + row / 16) * splits * 16 + row % 16) * (hd + 2);
     const i64 next = 16 * (hd + 2);
     float *factors = (float*)shared, top = -INFINITY, total = 0, used = 0;
@@ -124,5 +124,5 @@ KERNEL(attention_merge, Attention, 256, 1) {
     float sum = 0;
 #pragma unroll 8
     for (int s = 0; s < (int)used; ++s) sum += partial[s * next + thread()] * factors[s];
-    a.out[out + thread()] = to_bf16(sum * inverse * gate);
+    a.out[out + thread()] = to_bf16(sum * inverse * sigmoid(from_bf16(gate)));
 }

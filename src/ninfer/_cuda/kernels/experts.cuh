@@ -18,7 +18,7 @@ DEVICE void panel_sums(float (&total)[2][NT][4], const Rows16 (&rows)[2], u8* st
     auto fetch = [&](int chunk) {
         if (chunk < chunks) {
             with_format(format, [&](auto f) { load_chunk<f.value>(stages + chunk % STAGES * stage, rows, begin + chunk * span, lane); });
-            if (chunk == 0) after_predecessors();  // weights do not depend on the kernels before this one
+            if (chunk == 0) await_predecessors(), release_successors();  // weights do not depend on the kernels before this one
             for (int i = thread(); i < columns * pieces; i += threads())
                 copy16(x + chunk % STAGES * size + i / pieces * stride + i % pieces * 16, source(i / pieces) + begin + chunk * span + i % pieces * 8, 16);
         }

@@ -34,21 +34,27 @@ DEVICE int from_lane(int v, int lane) { return __shfl_sync(~0u, v, lane); }
 DEVICE u64 shuffle_xor(u64 v, int mask) { return __shfl_xor_sync(~0u, v, mask); }
 DEVICE bool any_lane(bool v) { return __any_sync(~0u, v); }
 
-// Lets the next kernel's blocks come in beside this one's; they wait for its end where they need it.
+// -- kernels that overlap
+//
+// Every block of every kernel waits for the kernels before its own before it writes anything, reads what they write, or ends.
+// What comes before the wait runs beside them. A product lets the next kernel in after its own wait, so all that was written
+// before the last product is there for whatever has started; nothing newer may be read before a wait, as small kernels let
+// the next one in at once, and several of them may be under way together.
+
+// Lets the next kernel's blocks come in, into places that are free, once all blocks of this one have.
 DEVICE void release_successors() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
 
-// Waits for the kernels before this one in the stream; what comes first may overlap them, and must not touch their data.
 DEVICE void await_predecessors() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// The same, and lets the next kernel in, whose blocks come once all of this one's have: they take places that are free.
+// What small kernels do.
 DEVICE void after_predecessors() {
     release_successors();
     await_predecessors();

@@ -184,7 +184,7 @@ template <int N8> DEVICE void wide(const Stream& a) {
 #pragma unroll 1
             for (int s = 0; s < stages - 1; ++s) {
                 fetch_rows(f, begin + s, s);
-                if (s == 0) after_predecessors();  // weights do not depend on the kernels before this one
+                if (s == 0) await_predecessors(), release_successors();  // weights do not depend on the kernels before this one
                 fetch_columns(begin + s, s, 0);
             }
         }
