@@ -23,6 +23,8 @@ DTYPES = {
     "f32": np.float32, "i64": np.int64, "u64": np.uint64,
 }  # fmt: skip
 PAGE = mmap.PAGESIZE
+SEEN = 4 << 20
+"""Bytes of an arena, at most, whose past is kept: the area that operations work in is larger, and nobody's to read early."""
 
 
 class _Memory:
@@ -54,6 +56,13 @@ class Arena:
         pass
 
 
+def _differences(old: bytes, new: bytes) -> list[tuple[int, int]]:
+    """Runs of 16 bytes that are not the same."""
+    differ = (np.frombuffer(old, np.uint64) != np.frombuffer(new, np.uint64)).reshape(-1, 2).any(1)
+    edges = np.flatnonzero(np.diff(np.r_[False, differ, False].astype(np.int8)))
+    return [(16 * int(a), 16 * int(b)) for a, b in edges.reshape(-1, 2)]
+
+
 class Event:
     def record(self) -> None: ...
 
@@ -80,7 +89,11 @@ def gemm(c: int, c_stride: int, c_type: str, a: int, b: int, m: int, n: int, k: 
 
 
 class EmulatedDevice:
-    """``order`` 1 runs threads and blocks from the last to the first."""
+    """``order`` 1 runs threads and blocks from the last to the first.
+
+    ``overlaps``: every kernel starts as early as it may, which is when the last product has let it in: what it reads before
+    it waits for the kernels before it is from before that product.
+    """
 
     kind = "cuda"
     name = "emulated"
@@ -93,10 +106,13 @@ class EmulatedDevice:
         self.folder = folder
         self.order = 0
         self.shared_limit = 227 << 10
+        self.overlaps = False
         self.launches: list[str] = []
+        self._past: list[bytes] | None = None  # of the arenas, or all that came before has ended
         self._modules: dict[str, Any] = {}
         self._memory: list[_Memory] = []
-        self.ops: Any = CudaOps(self, gemm)
+        self._arenas: list[Arena] = []
+        self.ops: Any = CudaOps(self, self._gemm)
 
     def close(self) -> None:
         self._memory.clear()
@@ -106,6 +122,8 @@ class EmulatedDevice:
     def arena(self, nbytes: int) -> Arena:
         arena = Arena(nbytes)
         self._memory.append(arena.memory)
+        self._arenas.append(arena)
+        self._past = None
         return arena
 
     def memory(self) -> DeviceMemory:
@@ -122,6 +140,7 @@ class EmulatedDevice:
         return buffer
 
     def upload(self, dst: CudaBuffer, src: Any) -> None:
+        self._past = None
         assert src.nbytes == dst.nbytes
         assert src.flags.c_contiguous
         ctypes.memmove(dst.ptr, src.ctypes.data, dst.nbytes)
@@ -132,6 +151,7 @@ class EmulatedDevice:
         ctypes.memmove(dst.ctypes.data, src.ptr, src.nbytes)
 
     def zero(self, dst: CudaBuffer) -> None:
+        self._past = None
         ctypes.memset(dst.ptr, 0, dst.nbytes)
 
     def event(self) -> Event:
@@ -159,12 +179,37 @@ class EmulatedDevice:
         (packed,) = args
         dims = (*((grid,) if isinstance(grid, int) else grid), 1, 1)[:3]
         assert block % 32 == 0
+        before = self._go_back(library, symbol) if self.overlaps else None
         library.emulator_launch.restype = ctypes.c_char_p
         error = library.emulator_launch(
             ctypes.cast(getattr(library, symbol), ctypes.c_void_p), (ctypes.c_int * 3)(*dims), block, shared, packed,
             self.order,
         )  # fmt: skip
         assert error is None, f"{symbol}: {error.decode()}"
+        if before is not None:
+            library.emulator_past(0, None, None, None)
+            self._past = before
+
+    def _go_back(self, library: ctypes.CDLL, symbol: str) -> list[bytes]:
+        """Show the next launch the past, where it was another; the past of the launches after it."""
+        spans = [(arena.memory.ptr, min(arena.nbytes, SEEN) // 16 * 16) for arena in self._arenas]
+        now = [ctypes.string_at(*span) for span in spans]
+        past = self._past = self._past or now
+        regions = [
+            (ptr + first, old[first:end], end - first)
+            for (ptr, _), old, new in zip(spans, past, now)
+            if old is not new and old != new
+            for first, end in _differences(old, new)
+        ]
+        at, olds, sizes = zip(*regions) if regions else ((), (), ())
+        n = len(regions)
+        self._kept = (ctypes.c_void_p * n)(*at), (ctypes.c_char_p * n)(*olds), (ctypes.c_long * n)(*sizes)
+        library.emulator_past(n, *self._kept)
+        return now if symbol.startswith(("stream", "wide")) else past
+
+    def _gemm(self, *arguments: Any) -> None:
+        gemm(*arguments)
+        self._past = None  # not ours, and so not early
 
     def _compile(self, module: str) -> ctypes.CDLL:
         source = self.folder / "kernels"

@@ -62,25 +62,59 @@ static void prepare(Fiber& f) {
     words[-2] = (void*)entry;
     for (int i = 3; i <= 8; ++i) words[-i] = nullptr;
     f.stack_pointer = words - 8;
-    f.done = false;
+    f.done = f.waited = false;
     f.parity = 0;
     f.open.clear();
     f.groups.clear();
+}
+
+// Memory that kernels write, as a kernel finds it that starts as early as it may.
+struct Region {
+    u8* at;
+    const u8* past;
+    size_t size;
+    std::vector<u8> now;
+};
+static std::vector<Region> regions;
+
+static void go_back() {
+    for (auto& r : regions) {
+        r.now.assign(r.at, r.at + r.size);
+        std::memcpy(r.at, r.past, r.size);
+    }
+}
+
+static void return_to_now() {
+    for (auto& r : regions) {
+        if (std::memcmp(r.at, r.past, r.size)) failure = "a write before the kernels before this one have ended";
+        std::memcpy(r.at, r.now.data(), r.size);
+    }
 }
 
 static const char* run_block(bool backwards) {
     for (auto& f : fibers) prepare(f);
     for (auto& w : warps) w.arrived[0] = w.arrived[1] = 0;
     barrier_arrived = 0;
+    predecessors_ended = regions.empty();
+    if (!predecessors_ended) go_back();
     int alive = block_size;
     while (alive) {
         long before = events;
+        bool waiting = !predecessors_ended;
         for (int i = 0; i < block_size; ++i) {
             thread = backwards ? block_size - 1 - i : i;
             if (fibers[thread].done) continue;
             emulator_switch(&scheduler, fibers[thread].stack_pointer);
             if (failure) return failure;
             if (fibers[thread].done) --alive, ++events;
+            if (!predecessors_ended && fibers[thread].done && !fibers[thread].waited) return "a thread ended before the kernels before it";
+            waiting = waiting && fibers[thread].waited;
+        }
+        if (waiting) {
+            return_to_now();
+            if (failure) return failure;
+            predecessors_ended = true;
+            ++events;
         }
         if (events == before) return "threads wait for others that never come";
     }
@@ -88,6 +122,12 @@ static const char* run_block(bool backwards) {
 }
 
 }  // namespace emulator
+
+// From now on, what is read before a kernel waits for the kernels before it is `past` instead of what is at `at`; n regions.
+extern "C" void emulator_past(int n, u8* const* at, const u8* const* past, const long* sizes) {
+    emulator::regions.clear();
+    for (int i = 0; i < n; ++i) emulator::regions.push_back({at[i], past[i], (size_t)sizes[i], {}});
+}
 
 // Launch; returns null or what went wrong. `order` 1 runs threads and blocks from the last to the first.
 extern "C" const char* emulator_launch(void (*kernel)(const void*), const int* grid, int block, int shared, const void* args,

@@ -28,10 +28,15 @@ using i64 = long long;
 
 namespace emulator {
 
+// Its bytes are read when it starts, and there when it is waited for.
 struct Copy {
     void* dst;
-    const void* src;
-    int size, valid;
+    u8 bytes[16];
+    int size;
+
+    Copy(void* dst, const void* src, int size, int valid) : dst(dst), bytes{}, size(size) {
+        if (valid) std::memcpy(bytes, src, valid);
+    }
 };
 
 struct Warp {
@@ -42,7 +47,7 @@ struct Warp {
 struct Fiber {
     void* stack_pointer = nullptr;
     std::vector<u8> stack;
-    bool done = false;
+    bool done = false, waited = false;
     int parity = 0;
     std::vector<Copy> open;
     std::vector<std::vector<Copy>> groups;
@@ -87,9 +92,13 @@ inline void aligned(const void* p, int n, const char* what) {
     if ((uintptr_t)p % n) fail(what);
 }
 
-inline void arrive(const Copy& c) {
-    std::memset(c.dst, 0, c.size);
-    std::memcpy(c.dst, c.src, c.valid);
+inline void arrive(const Copy& c) { std::memcpy(c.dst, c.bytes, c.size); }
+
+// Returns when the kernels before this one have ended: until then, memory is what it was before the last product.
+inline bool predecessors_ended;
+inline void await() {
+    fibers[thread].waited = true;
+    while (!predecessors_ended) yield();
 }
 
 }  // namespace emulator
@@ -110,8 +119,8 @@ DEVICE int atomic_add(int* p, int v) {
     return old;
 }
 DEVICE void release_successors() {}
-DEVICE void await_predecessors() {}
-DEVICE void after_predecessors() {}
+DEVICE void await_predecessors() { emulator::await(); }
+DEVICE void after_predecessors() { emulator::await(); }
 DEVICE int here(int v) { return v; }
 DEVICE void load_fresh(float (&v)[4], const float* p) {
     emulator::aligned(p, 16, "load_fresh from a misaligned address");
