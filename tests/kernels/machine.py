@@ -24,7 +24,7 @@ DTYPES = {
 }  # fmt: skip
 PAGE = mmap.PAGESIZE
 SEEN = 4 << 20
-"""Bytes of an arena, at most, whose past is kept: the area that operations work in is larger, and nobody's to read early."""
+"""Bytes of an arena, at most, whose past is kept: what operations work in is larger, and nobody's to read early."""
 
 
 class _Memory:
@@ -91,8 +91,8 @@ def gemm(c: int, c_stride: int, c_type: str, a: int, b: int, m: int, n: int, k: 
 class EmulatedDevice:
     """``order`` 1 runs threads and blocks from the last to the first.
 
-    ``overlaps``: every kernel starts as early as it may, which is when the last product has let it in: what it reads before
-    it waits for the kernels before it is from before that product.
+    ``overlaps``: every kernel starts as early as it may, which is when the last product has let it in: what it reads
+    before it waits for the kernels before it is from before that product.
     """
 
     kind = "cuda"

@@ -24,9 +24,10 @@ from ninfer.models.qwen3_5.synthetic import synthetic_source
     ],
 )
 def test_a_model(
-    device: Any, runner: ModuleType, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], recipe: str, kv_dtype: str
+    device: Any, runner: ModuleType,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], recipe: str, kv_dtype: str
 ) -> None:  # fmt: skip
-    """Two chunks, steps of one row and of two, and a verified pass that is folded, on blocks enough to share contexts."""
+    """Chunks, steps of one row and of two, and a verified pass that is folded, on blocks enough to share contexts."""
     if not isinstance(device, EmulatedDevice):
         pytest.skip("a GPU overlaps kernels as it likes")
     monkeypatch.setattr(device, "multiprocessors", 8)
