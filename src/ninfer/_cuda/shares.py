@@ -91,9 +91,10 @@ def plan(
             continue
         if warps > FEW_WARPS and all(job.run < _FEW << warps for job in jobs):
             continue
-        stages = STAGES if warps > FEW_WARPS else MOST_STAGES
-        leaving = (s for s in range(stages, STAGES, -1) if all(job.room(warps, s) <= limit - BESIDE for job in jobs))
-        return Plan(jobs, warps, next(leaving, STAGES))
+        most_stages = STAGES if warps > FEW_WARPS else MOST_STAGES
+        rooms = {s: max(job.room(warps, s) for job in jobs) for s in range(most_stages, STAGES - 1, -1)}
+        leaving, fitting = ([s for s, room in rooms.items() if room <= left] for left in (limit - BESIDE, limit))
+        return Plan(jobs, warps, (leaving or fitting)[0])
     return None
 
 
