@@ -61,16 +61,8 @@ DEVICE void put_columns(const Stream& a, const Columns& c, const u8* norm, float
         }
 #pragma unroll 1
         for (int i = 16 * thread(); i < 2 * c.size; i += 16 * threads()) {
-            Word4* at = (Word4*)(c.x + row * c.stride + i);
-            Word4 v = *at;
-            if (a.norm && i < 2 * a.K) {
-                float f[8], w[8];
-                unpack8(f, v), unpack8(w, *(const Word4*)(norm + i));
-#pragma unroll
-                for (int j = 0; j < 8; ++j) f[j] = f[j] * inverse * (1.0f + w[j]);
-                v = {pack(f[0], f[1]), pack(f[2], f[3]), pack(f[4], f[5]), pack(f[6], f[7])};
-            }
-            *at = operand_order(v);
+            u16* own = (u16*)(c.x + row * c.stride);
+            *(Word4*)(own + i / 2) = operand_order(normed8(own, a.norm ? (const u16*)norm : nullptr, i / 2, (int)a.K, inverse));
         }
     }
 }
