@@ -24,7 +24,7 @@ def test_cases_are_timed_and_their_memory_returned(quick: FakeDriver, capsys: py
     assert header == "cuda:0 (Fake GPU): read 4000 GB/s"
     assert [row.split()[0] for row in rows] == ["attention", "attention_prepare", "gdn", "gdn"]
     assert "attention_bf16." in rows[0]
-    assert "gdn.gdn_one" in rows[2]
+    assert "gdn_one.gdn_one" in rows[2]
     assert "gdn_fold.gdn_fold" in rows[3]
     assert quick.used == 0
 

@@ -37,7 +37,8 @@ Q4, Q5, Q6, FP8, BF16, NVFP4 = "q4_g64_fp16", "q5_g64_fp16", "q6_g64_fp16", "fp8
 
 PRODUCTS = "stream_1 stream_4 stream_8 stream_16 wide_32 wide_64 wide_128"
 ATTENTION = "attention attention_bf16 attention_i8"
-"""Modules of the products that read stored weights, and of attention."""
+GDN = "gdn_one gdn_few gdn_chunk gdn_carry"
+"""Modules of the products that read stored weights, of attention and of Gated DeltaNet."""
 
 
 class Bench:
@@ -165,31 +166,34 @@ class Bench:
         """The launches of one decode step, a layer of each kind."""
         for T in (1, 8, 64):
             self._layers(T)
-        self._layer("q4-mixed", (Q5, Q4, Q4, Q5, Q4, Q4, Q5, Q5))
-        self._layer("fp8", (FP8,) * 8)
+        for T in (1, 4, 8):
+            self._layer("q4-mixed", (Q5, Q4, Q4, Q5, Q4, Q4, Q5, Q5), T)
+            self._layer("fp8", (FP8,) * 8, T)
 
-    def _layer(self, recipe: str, formats: Sequence[str]) -> None:
-        """A decode step of a Gated DeltaNet layer of the 27B geometry, to the inputs of the next one.
+    def _layer(self, recipe: str, formats: Sequence[str], T: int) -> None:
+        """A decode step of a Gated DeltaNet layer of the 27B geometry, to the inputs of the next one; several columns are
+        recorded.
 
         formats: of output, gate, up, down, query, key, value and output gate."""
         H, I, g = 5120, 17408, GdnShape(16, 48, 128, 128, 4)
         keys, values = g.nk * g.dk, g.nv * g.dv
         sizes = ((H, values), (I, H), (I, H), (H, I), *((n, H) for n in (keys, keys, values, values)))
         nbytes = sum(geometry(f, None, size).nbytes for f, size in zip(formats, sizes, strict=True))
-        nbytes += 2 * 2 * g.nv * H + 2 * 4 * g.nv * g.dk * g.dv
+        nbytes += 2 * 2 * g.nv * H + (2 if T == 1 else 1) * 4 * g.nv * g.dk * g.dv
 
         def make() -> list[Callable[[], None]]:
-            x, norm, product, mixed = self.normal(1, H), self.normal(H), self.empty(1, I), self.empty(1, values)
-            q, k, v, z, a, b = outs = [self.normal(1, n) for n in (keys, keys, values, values, g.nv, g.nv)]
+            x, norm, product, mixed = self.normal(T, H), self.normal(H), self.empty(T, I), self.empty(T, values)
+            q, k, v, z, a, b = outs = [self.normal(T, n) for n in (keys, keys, values, values, g.nv, g.nv)]
+            record = None if T == 1 else self.record(T, g)
             zeros, conv, gdn_norm = self.put(np.zeros(g.nv), "f32"), self.normal(4, g.channels), self.normal(g.dv)
-            rows, scratch = self.rows(1, 1, 7), self.scratch(self.ops.norm_scratch(1, I))
+            rows, scratch = self.rows(1, T, 7), self.scratch(self.ops.norm_scratch(T, I))
 
             def work(out: Any, gate: Any, up: Any, down: Any, *inputs: Any) -> Callable[[], None]:
                 state = GdnState(self.empty(1, g.nv, g.dk, g.dv, dtype="f32"), self.empty(1, 3, g.channels))
 
                 def layer() -> None:
                     fixed = (conv, zeros, zeros, gdn_norm)
-                    self.ops.gdn(mixed, (q, k, v), z, a, b, *fixed, state, None, rows, g, 1e-6, scratch)
+                    self.ops.gdn(mixed, (q, k, v), z, a, b, *fixed, state, record, rows, g, 1e-6, scratch)
                     self.ops.project_add(x, mixed, out)
                     self.ops.norm_swiglu(product, x, norm, gate, up, 1e-6, scratch)
                     self.ops.project_add(x, product, down)
@@ -203,7 +207,7 @@ class Bench:
             ]
             return [work(*matrices) for matrices in sets]
 
-        self.case(f"layer {recipe} T=1", PRODUCTS, nbytes, make)
+        self.case(f"layer {recipe} T={T}", PRODUCTS, nbytes, make)
 
     def _layers(self, T: int) -> None:
         x, norm, scratch = self.normal(T, 5120), self.normal(5120), self.scratch(T * 17408 * 2)
@@ -237,6 +241,10 @@ class Bench:
         self.case(f"project_add q5 5120x6144 T={T}", PRODUCTS, nbytes(Q5, 5120, 6144), partial(add, 5120, 6144))
         self.case(f"norm_project q4 16384 + bf16 2x48 T={T}", PRODUCTS, nbytes(Q4, 16384, 5120), gdn)
         self.case(f"head q6 248320x5120 T={T}", PRODUCTS, nbytes(Q6, 248320, 5120), head)
+
+    def record(self, tokens: int, g: GdnShape) -> GdnRecord:
+        k, d = (self.empty(tokens, heads, width, dtype="f32") for heads, width in ((g.nk, g.dk), (g.nv, g.dv)))
+        return GdnRecord(k, d, self.empty(tokens, g.nv, dtype="f32"), self.empty(tokens, g.channels))
 
     def rows(self, B: int, W: int, start: int) -> Rows:
         lanes, T = list(range(B)), B * W
@@ -284,7 +292,15 @@ class Bench:
 
     def gdn(self) -> None:
         shape = GdnShape(16, 48, 128, 128, 4)
-        for B, W, recorded in ((1, 1, False), (8, 1, False), (1, 4, True), (8, 8, True), (1, 2048, False)):
+        for B, W, recorded in (
+            (1, 1, False),
+            (8, 1, False),
+            (1, 4, True),
+            (1, 8, True),
+            (8, 4, True),
+            (8, 8, True),
+            (1, 2048, False),
+        ):
 
             def make(B: int = B, W: int = W, recorded: bool = recorded) -> Any:
                 T, C = B * W, shape.channels
@@ -297,12 +313,7 @@ class Bench:
                 fixed = (
                     self.normal(4, C), self.put(np.zeros(48), "f32"), self.put(np.zeros(48), "f32"), self.normal(128),
                 )  # fmt: skip
-                record = None
-                if recorded:
-                    record = GdnRecord(
-                        self.empty(T, 16, 128, dtype="f32"), self.empty(T, 48, 128, dtype="f32"),
-                        self.empty(T, 48, dtype="f32"), self.empty(T, C),
-                    )  # fmt: skip
+                record = self.record(T, shape) if recorded else None
                 rows, scratch = self.rows(B, W, 7), self.scratch(self.ops.gdn_scratch(T, shape))
                 return [
                     lambda s=s: self.ops.gdn(out, qkv, z, a, b, *fixed, s, record, rows, shape, 1e-6, scratch)
@@ -310,20 +321,17 @@ class Bench:
                 ]
 
             moved = B * 48 * 128 * 128 * 4 * (1 if recorded else 2)
-            self.case(f"gdn B={B} W={W}{' recorded' if recorded else ''}", "gdn gdn_chunk gdn_carry", moved, make)
+            self.case(f"gdn B={B} W={W}{' recorded' if recorded else ''}", GDN, moved, make)
 
         def fold(B: int, W: int) -> list[Callable[[], None]]:
             T, slots = B * W, (B, 48, 128, 128)
             layers = [
                 (
                     GdnState(self.empty(*slots, dtype="f32"), self.empty(B, 3, shape.channels)),
-                    GdnRecord(
-                        self.empty(T, 16, 128, dtype="f32"), self.empty(T, 48, 128, dtype="f32"),
-                        self.empty(T, 48, dtype="f32"), self.empty(T, shape.channels),
-                    ),
+                    self.record(T, shape),
                 )
                 for _ in range(48)
-            ]  # fmt: skip
+            ]
             rows, accepted = self.rows(B, W, 7), self.put([W] * B, "i32")
             return [lambda: self.ops.gdn_fold(layers, accepted, rows, shape)]
 

@@ -11,7 +11,7 @@ from ninfer.errors import InvariantError
 from ninfer.ops import GdnRecord, GdnShape, GdnState, Rows
 
 FEW = 16
-"""Up to so many columns a row, where shared memory holds them, a layer is one launch, column after column."""
+"""Up to so many columns a row, a layer is one launch."""
 
 CHUNK, SLICE = 64, 32
 """Columns of a row that go together where there are many; columns of the state that four warps carry."""
@@ -48,11 +48,9 @@ class DeltaNet:
         ratio, limit = shape.nv // shape.nk, self._device.shared_limit
         group = 4 if _chunk_shared(4, ratio) <= limit else 2
         words = _words(out, inputs, state, record, rows, shape, eps, room, tickets, group)
-        if self._few(shape) >= rows.W:
-            shared = _few_shared(rows.W, shape)
-            self._launch(
-                "gdn", f"gdn_{'one' if rows.W == 1 else 'few'}{_odd(shape)}", (shape.nv, rows.B), 256, words, shared
-            )
+        if rows.W <= FEW:
+            name, symbol, shared = _step(rows.W, shape, record is not None)
+            self._launch(name, symbol, (shape.nv, rows.B), 256, words, shared)
             return
         chunks, slices = -(-rows.W // CHUNK), -(-shape.dv // SLICE)
         grid = (shape.nk, chunks, rows.B)
@@ -68,10 +66,9 @@ class DeltaNet:
 
     def scratch(self, tokens: int, shape: GdnShape) -> int:
         """Bytes that ``run`` needs for up to ``tokens`` tokens."""
-        few = self._few(shape)
-        if tokens <= few:
+        if tokens <= FEW:
             return 0
-        chunks = min(-(-tokens // (few + 1)), tokens // CHUNK + _BATCH)
+        chunks = min(-(-tokens // (FEW + 1)), tokens // CHUNK + _BATCH)
         return chunks * (shape.nk * _KEYS + shape.nv * (2 * _SQUARE + _GATES + -(-shape.dv // SLICE) * _VALUES))
 
     def fold(
@@ -88,20 +85,20 @@ class DeltaNet:
             grid = (shape.nv * FEATURES // _HEIGHT, rows.B, len(some))
             self._launch("gdn_fold", f"gdn_fold{_odd(shape)}", grid, 256, packed, shared)
 
-    def _few(self, shape: GdnShape) -> int:
-        """The most columns a row that are one launch."""
-        return next(n for n in range(FEW, -1, -1) if _few_shared(n, shape) <= self._device.shared_limit)
-
     def _launch(self, module: str, symbol: str, grid: Any, block: int, words: bytes, shared: int = 0) -> None:
         function = self._device.function(module, symbol, shared)
         self._device.launch(function, grid, block, words, shared=shared, dependent=True)
 
 
-def _few_shared(columns: int, shape: GdnShape) -> int:
-    """Shared memory of a few columns: the state of one (several have it in registers), what warps exchange for a column
-    and the next, the columns."""
-    room = FEATURES + 2 * _WARPS if columns == 1 else 4 * _WARPS
-    return 4 * (room * FEATURES + columns * (2 * FEATURES + 3 * shape.dv + 2))
+def _step(columns: int, shape: GdnShape, recorded: bool) -> tuple[str, str, int]:
+    """The kernel of a few columns: its module, its name and its shared memory, where a head's state is."""
+    if columns == 1:
+        return "gdn_one", f"gdn_one{_odd(shape)}", 4 * (FEATURES * (FEATURES + 2 * _WARPS + 2) + 2 * shape.dv + 4)
+    N = 4 if columns <= 4 else 8  # at a time
+    words = FEATURES * (FEATURES + 3 * N) + 2 * N * N + (_WARPS + 5) * N
+    if not recorded or columns > N:  # sums apart from the state
+        words += 4 * N * FEATURES
+    return "gdn_few", f"gdn_few_{N}", 4 * words
 
 
 def _chunk_shared(group: int, ratio: int) -> int:

@@ -60,7 +60,8 @@ def test_an_answer_after_a_hit_is_the_one_from_nothing(engines: tuple[ninfer.Eng
     fast, _ = engines
     options = ninfer.RequestOptions(max_tokens=48, sampling=ninfer.SamplingParams(temperature=0), logprobs=2)
     compared = 0
-    for prompt in PROMPTS:
+    for question in PROMPTS:
+        prompt = "I have one more question for you. " * 12 + question  # long enough that a hit is worth its copies
         fast.cache.clear()
         cold = fast.generate(prompt, options, cache="disabled")
         fast.generate(prompt, options)

@@ -99,7 +99,7 @@ def test_rounds_that_adapt(plain, backend) -> None:
     with opened(backend, 7, adaptive=True, rows=3) as engine:
         want, got = plain.generate(chats(True), options), engine.generate(chats(True), options)
         assert sum(agree(*pair) for pair in zip(got, want)) > 50
-        hot = ninfer.SamplingParams(temperature=30.0, top_k=0, seed=1)
+        hot = ninfer.SamplingParams(temperature=30.0, top_k=0)  # a named seed would always get all drafts
         for result in engine.generate(chats(True)[:3], max_tokens=80, sampling=hot, ignore_eos=True):
             assert result.error is None
             assert result.speculation.rounds < 40
