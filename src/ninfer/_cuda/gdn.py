@@ -95,7 +95,7 @@ def _step(columns: int, shape: GdnShape, recorded: bool) -> tuple[str, str, int]
     if columns == 1:
         return "gdn_one", f"gdn_one{_odd(shape)}", 4 * (FEATURES * (FEATURES + 2 * _WARPS + 2) + 2 * shape.dv + 4)
     N = 4 if columns <= 4 else 8  # at a time
-    words = FEATURES * (FEATURES + 3 * N) + 2 * N * N + (_WARPS + 5) * N
+    words = FEATURES * (FEATURES + 2 * N) + (TAPS - 1 + N) * 3 * FEATURES // 2 + 8 * N
     if not recorded or columns > N:  # sums apart from the state
         words += 4 * N * FEATURES
     return "gdn_few", f"gdn_few_{N}", 4 * words

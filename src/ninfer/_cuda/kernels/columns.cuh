@@ -12,16 +12,31 @@ struct Columns {
     float factor;
 };
 
+// How `rows` are dealt out: a warp has part `part` of every `step`-th row from `row`, of `parts` parts, whose vectors of 16
+// bytes its lanes take in turn.
+struct Deal {
+    int parts, part, row, step;
+    DEVICE explicit Deal(int rows) {
+        const int warps = threads() / 32, warp = from_lane(thread() / 32, 0);
+        parts = maximum(1, quotient(warps, rows)), step = quotient(warps, parts);
+        row = quotient(warp, parts), part = warp - row * parts;
+        if (row >= step) row = rows;  // no part is left for it
+    }
+    DEVICE int first() const { return 16 * (part * 32 + thread() % 32); }
+    DEVICE int stride() const { return 16 * 32 * parts; }
+};
+
 // Several columns: ask for them, as they are made ready, or, where there are no `sums`, as they are.
 DEVICE void ask_columns(const Stream& a, const Columns& c) {
     const int columns = (int)a.columns, K = (int)a.K, padded = a.sums ? (K + 127) / 128 * 128 : K;
-    const int rows = c.coded ? 2 * columns : columns, element = c.coded ? 1 : 2;
-    const u8* from = c.coded ? a.codes : (const u8*)a.x;
+    const int rows = c.coded ? 2 * columns : columns, element = c.coded ? 1 : 2, inside = minimum(c.size, padded - c.begin) * element;
+    const u8* from = (c.coded ? a.codes : (const u8*)a.x) + c.begin * element;
+    const Deal deal(rows);
 #pragma unroll 1
-    for (int row = 0; row < rows; ++row)
+    for (int row = deal.row; row < rows; row += deal.step)
 #pragma unroll 4
-        for (int i = 16 * thread(); i < c.size * element; i += 16 * threads())
-            copy16_if(c.x + row * c.stride + i, from + ((i64)row * padded + c.begin) * element + i, c.begin + i / element < padded);
+        for (int i = deal.first(); i < c.size * element; i += deal.stride())
+            copy16_if(c.x + row * c.stride + i, from + (i64)row * padded * element + i, i < inside);
     copies_commit();
 }
 
@@ -33,37 +48,38 @@ DEVICE void ask_norm(const Stream& a, u8* norm) {
 }
 
 // Columns that came as they were, normed and in operand order; where they are normed, the block has the whole of them.
-// squares: room for a float a column and warp. A thread sees what it asked for alone.
+// squares: room for a float a column and warp. A thread sees what it asked for alone, and the norm, which all did.
 DEVICE void put_columns(const Stream& a, const Columns& c, const u8* norm, float* squares) {
-    const int columns = (int)a.columns, warps = threads() / 32, warp = thread() / 32;
+    const int columns = (int)a.columns;
+    const Deal deal(columns);
+    auto own = [&](int row) { return (u16*)(c.x + row * c.stride); };
     if (a.norm) {
 #pragma unroll 1
-        for (int row = 0; row < columns; ++row) {
+        for (int row = deal.row; row < columns; row += deal.step) {
             float square = 0;
-#pragma unroll 1
-            for (int i = 16 * thread(); i < 2 * c.size; i += 16 * threads()) {
+#pragma unroll 2
+            for (int i = deal.first(); i < 2 * c.size; i += deal.stride()) {
                 float f[8];
-                unpack8(f, *(const Word4*)(c.x + row * c.stride + i));
+                unpack8(f, *(const Word4*)(own(row) + i / 2));
 #pragma unroll
                 for (int j = 0; j < 8; ++j) square += f[j] * f[j];
             }
             square = sum_warp(square);
-            if (thread() % 32 == 0) squares[row * warps + warp] = square;
+            if (thread() % 32 == 0) squares[row * deal.parts + deal.part] = square;
         }
         sync();
     }
 #pragma unroll 1
-    for (int row = 0; row < columns; ++row) {
+    for (int row = deal.row; row < columns; row += deal.step) {
         float inverse = 1.0f;
         if (a.norm) {
-            const float square = sum_warp(thread() % 32 < warps ? squares[row * warps + thread() % 32] : 0.0f);
+            float square = 0;
+            for (int i = 0; i < deal.parts; ++i) square += squares[row * deal.parts + i];
             inverse = inverse_root(square * reciprocal((float)a.K) + (float)a.eps);
         }
-#pragma unroll 1
-        for (int i = 16 * thread(); i < 2 * c.size; i += 16 * threads()) {
-            u16* own = (u16*)(c.x + row * c.stride);
-            *(Word4*)(own + i / 2) = operand_order(normed8(own, a.norm ? (const u16*)norm : nullptr, i / 2, (int)a.K, inverse));
-        }
+#pragma unroll 2
+        for (int i = deal.first(); i < 2 * c.size; i += deal.stride())
+            *(Word4*)(own(row) + i / 2) = operand_order(normed8(own(row), a.norm ? (const u16*)norm : nullptr, i / 2, (int)a.K, inverse));
     }
 }
 

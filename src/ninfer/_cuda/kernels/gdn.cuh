@@ -28,36 +28,39 @@ struct Gdn {
     i64 W, nk, nv, dk, dv, taps, group;  // group: value heads whose inverse a block works on at once
 };
 
-DEVICE i64 channels_of(const Gdn& a) { return 2 * a.nk * a.dk + a.nv * a.dv; }
+DEVICE int channels_of(const Gdn& a) { return 2 * (int)a.nk * (int)a.dk + (int)a.nv * (int)a.dv; }
 
 // Where a row's convolution inputs are: its columns, and before them its tail, or zeros.
 struct Inputs {
     const u16* columns;  // of its part, [W, n]
     const u16* tail;     // of its part, [taps - 1, channels]; null: zeros
-    i64 n, channels;
-    int taps;
+    int n, channels, taps;
 
-    DEVICE Inputs(const Gdn& a, int b, int part) : n(part == 2 ? a.nv * a.dv : a.nk * a.dk), channels(channels_of(a)), taps((int)a.taps) {
-        columns = a.qkv[part] + b * a.W * n;
-        tail = a.start[b] == 0 ? nullptr : a.tail + (i64)a.read[b] * (taps - 1) * channels + part * a.nk * a.dk;
+    DEVICE Inputs(const Gdn& a, int b, int part) : n((int)(part == 2 ? a.nv * a.dv : a.nk * a.dk)), channels(channels_of(a)), taps((int)a.taps) {
+        columns = a.qkv[part] + b * (int)a.W * n;
+        tail = a.start[b] == 0 ? nullptr : a.tail + (i64)a.read[b] * ((taps - 1) * channels) + part * (int)(a.nk * a.dk);
     }
 
+    // From element i of column t, negative ones before the row's; null: zeros.
+    DEVICE const u16* column(int t, int i) const {
+        return t >= 0 ? columns + t * n + i : tail && taps - 1 + t >= 0 ? tail + (taps - 1 + t) * channels + i : nullptr;
+    }
     DEVICE u16 at(int t, int i) const {
-        const u16* p = t >= 0 ? columns + t * n : tail ? tail + (taps - 1 + t) * channels : nullptr;
-        return p ? p[i] : (u16)0;
+        const u16* p = column(t, i);
+        return p ? *p : (u16)0;
     }
 };
 
 constexpr int DK = 128, TAPS = 4;  // features of a key or a value, and taps, at most
 
-DEVICE const u16* part_weights(const Gdn& a, int part) { return a.convolution + part * a.nk * a.dk; }
+DEVICE const u16* part_weights(const Gdn& a, int part) { return a.convolution + part * (int)a.nk * (int)a.dk; }
 
 DEVICE float log_decay(const Gdn& a, i64 token, int head) {
     const float x = from_bf16(a.gate_a[token * a.nv + head]) + a.dt_bias[head];
     return -expf(a.a_log[head]) * (x > 20.0f ? x : log1pf(expf(x)));
 }
 
-DEVICE float* state_of(const Gdn& a, i64 slot, int head) { return a.state + (slot * a.nv + head) * a.dk * a.dv; }
+DEVICE float* state_of(const Gdn& a, int slot, int head) { return a.state + (i64)(slot * (int)a.nv + head) * ((int)a.dk * (int)a.dv); }
 
 // Four columns of a row from `column`; VECTORS: rows are whole quads.
 template <bool VECTORS> DEVICE void load_quad(float (&x)[4], const float* row, int column, int dv) {

@@ -26,7 +26,7 @@ template <bool VECTORS> DEVICE void one(const Gdn& a) {
     float *v = k + DK, *gated = v + dv, *gates = gated + dv;  // gates [2], then whether this block is the last of its key head
     const float rate = expf(a.a_log[head]), bias = a.dt_bias[head];
     const bool given = a.width[b] > 0, leads = head % ratio == 0;
-    const i64 write = a.write[b];
+    const int write = a.write[b];
 
     // A thread convolves two channels of this head's q, k, v, one after another.
     Channel mine[2];
@@ -48,7 +48,7 @@ template <bool VECTORS> DEVICE void one(const Gdn& a) {
         if (c.kind < 0) continue;
         c.put(columns[i]);
         (c.kind == 0 ? q : c.kind == 1 ? k : v)[c.own] = c.convolved();
-        if (a.record_c && c.real && (c.kind == 2 || leads)) a.record_c[b * (int)channels_of(a) + c.kind * (int)(a.nk * a.dk) + c.channel] = columns[i];
+        if (a.record_c && c.real && (c.kind == 2 || leads)) a.record_c[b * channels_of(a) + c.kind * (int)(a.nk * a.dk) + c.channel] = columns[i];
     }
     if (thread() == 0) {
         const float x = from_bf16(gate_a) + bias, g = -rate * (x > 20.0f ? x : log1pf(expf(x)));

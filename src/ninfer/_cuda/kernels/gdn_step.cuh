@@ -35,7 +35,7 @@ struct Channel {
         own = kind == 2 ? c - 2 * DK : c % DK;
         real = kind == 2 || kind >= 0 && own < (int)a.dk;
         channel = kind == 2 ? head * (int)a.dv + own : key * (int)a.dk + own;
-        const int taps = (int)a.taps, channels = (int)channels_of(a), at = real ? kind * (int)(a.nk * a.dk) + channel : 0;
+        const int taps = (int)a.taps, channels = channels_of(a), at = real ? kind * (int)(a.nk * a.dk) + channel : 0;
         const u16* tail = a.tail + (i64)a.read[b] * (taps - 1) * channels + at;
         const bool fresh = a.start[b] == 0;
         u16 weight[TAPS], before[TAPS];
@@ -66,7 +66,7 @@ struct Channel {
     }
 
     DEVICE void put_tail(const Gdn& a, i64 slot) const {
-        const int taps = (int)a.taps, channels = (int)channels_of(a);
+        const int taps = (int)a.taps, channels = channels_of(a);
         u16* out = a.tail + slot * (taps - 1) * channels + kind * (int)(a.nk * a.dk) + channel;
 #pragma unroll
         for (int j = 1; j < TAPS; ++j)
