@@ -43,17 +43,22 @@ def check(job: shares.Job, K: int, height: int = 1) -> None:
     st.integers(1, 16),
     *SIZES.values(),
     st.booleans(),
+    st.booleans(),
 )
-def test_few_columns(sizes: list[tuple[int, int]], columns: int, K: int, blocks: int, limit: int, norm: bool) -> None:
-    plan = shares.plan(sizes, columns, K, blocks, limit << 10, K if norm else 0)
+def test_few_columns(
+    sizes: list[tuple[int, int]], columns: int, K: int, blocks: int, limit: int, norm: bool, adds: bool
+) -> None:
+    plan = shares.plan(sizes, columns, K, blocks, limit << 10, K if norm else 0, adds)
     assume(plan is not None)
     assert plan is not None
     assert [(job.format, job.tiles) for job in plan.jobs] == sizes
     assert sum(job.slices * job.blocks for job in plan.jobs) <= max(blocks, len(sizes))
     for job in plan.jobs:
-        shared = shares.shared_bytes(job.format, columns, job.slice, 1 << plan.warps, K if norm else 0)
+        shared = shares.shared_bytes(job.format, columns, job.slice, 1 << plan.warps, K if norm else 0, adds)
         assert job.shared == shared <= job.room(plan.warps, plan.stages) <= limit << 10
         check(job, K)
+        if norm and columns > 1:
+            assert 2 * K <= shares.CHUNK_BYTES[job.format] << plan.warps, "the norm is in the last chunk of every warp"
 
 
 @given(st.lists(st.tuples(FORMATS, st.integers(1, 900)), min_size=1, max_size=4), st.integers(17, 128), *SIZES.values())

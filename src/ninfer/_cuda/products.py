@@ -102,11 +102,15 @@ class Products:
         sizes = [(own[0][0][0].format, tiles) for own, (_, tiles) in zip(formats, tables, strict=True)]
         coded = any(format in shares.CODED for format, _ in sizes)
         bare = K % 8 == 0 and (columns == 1 or (columns <= _BARE and not coded))
-        module = f"stream_{1 if columns == 1 and bare else next(most for most in (4, 8, 16) if columns <= most)}"
+        module = f"stream_{1 if columns == 1 and bare else next(n for n in (4 if coded else 8, 8, 16) if columns <= n)}"
         symbol, warps = _kernel(module, [NAMES[format] for format, _ in sizes])
-        plan = self._plan(sizes, columns, K, warps, K if bare and norm is not None else 0)
-        if bare and norm is not None and plan and columns > 1 and any(job.slices > 1 for job in plan.jobs):
-            bare, plan = False, self._plan(sizes, columns, K, warps)  # a block has not the whole of its columns
+        normed, adds = K if bare and norm is not None else 0, result == ADD
+        plan = self._plan(sizes, columns, K, normed, adds, warps)
+        if normed and columns > 1 and (plan is None or any(job.slices > 1 for job in plan.jobs)):
+            bare, plan = (
+                False,
+                self._plan(sizes, columns, K, 0, adds, warps),
+            )  # a block has not the whole of its columns
         if plan is None:
             return False
         parts, eights = max(job.parts for job in plan.jobs), 1 + (columns > 8)
@@ -124,10 +128,10 @@ class Products:
         return True
 
     def _plan(
-        self, sizes: list[tuple[int, int]], columns: int, K: int, warps: int, normed: int = 0
+        self, sizes: list[tuple[int, int]], columns: int, K: int, normed: int, adds: bool, warps: int
     ) -> shares.Plan | None:
         limit = self._device.shared_limit - 2048
-        return shares.plan(sizes, columns, K, self._device.multiprocessors, limit, normed, warps)
+        return shares.plan(sizes, columns, K, self._device.multiprocessors, limit, normed, adds, warps)
 
     def _operands(self, x: Any, norm: Any, eps: float, formats: Sequence[int]) -> tuple[int, int, int]:
         """Columns made ready at the workspace's start, once for all launches: where those of bf16 are, those in fixed
@@ -286,20 +290,22 @@ def _rows_at(matrix: CudaMatrix, begin: int, end: int) -> CudaRows:
     raise InvariantError(f"rows [{begin}, {end}) of a matrix of {matrix.rows}")
 
 
-_BESIDE = {
-    "BF16_Q4_Q5": shares.FEW_WARPS, "BF16_Q6": shares.FEW_WARPS, "BF16_Q8": shares.WARPS,
-    "BF16_NVFP4": shares.FEW_WARPS, "BF16_FP8": shares.WARPS,
+_TOGETHER = {
+    "stream_1_BF16_Q4_Q5": shares.FEW_WARPS, "stream_1_BF16_Q6": shares.FEW_WARPS, "stream_1_BF16_Q8": shares.WARPS,
+    "stream_1_BF16_NVFP4": shares.FEW_WARPS, "stream_1_BF16_FP8": shares.WARPS,
+    "stream_4_BF16_Q4_Q5": shares.WARPS, "stream_8_BF16_Q4_Q5": shares.WARPS, "stream_8_BF16_FP8": shares.WARPS,
 }  # fmt: skip
-"""Formats that one kernel for one column is for, and the warps that its blocks have at most, as a power of two."""
+"""Kernels for several formats, and the warps that their blocks have at most, as a power of two."""
 
 
 def _kernel(module: str, formats: list[str]) -> tuple[str, int]:
     """The smallest kernel of a module for rows of these formats, and the warps of its blocks, at most."""
     if len(formats) == 1 and formats[0] != "FP32":
         return f"{module}_{formats[0]}", shares.WARPS
-    together = (some for some in _BESIDE if module == "stream_1" and set(formats) <= set(some.split("_")))
-    found = next(together, None)
-    return (f"{module}_{found}", _BESIDE[found]) if found else (module, shares.WARPS)
+    wanted = {module, *formats}
+    found = (name for name in _TOGETHER if wanted <= {name[: len(module)], *name[len(module) + 1 :].split("_")})
+    name = next(found, module)
+    return name, _TOGETHER.get(name, shares.WARPS)
 
 
 def _by_format(steps: list[Step]) -> list[list[Step]]:

@@ -27,7 +27,7 @@ CHUNK_BYTES = (2048, 4096, 2176, 2688, 3200, 2176, 2304, 2048)
 CODED = range(2, 6)
 """Formats of integer codes, which meet few columns in fixed point (``kernels/codes.cuh``)."""
 
-BESIDE = 82 << 10
+BESIDE = 76 << 10
 """Shared memory that a block with few warps leaves free if it can: for one of a small kernel before or after it."""
 
 _FEW = 6
@@ -81,12 +81,14 @@ def plan(
     blocks: int,
     limit: int,
     normed: int = 0,
+    adds: bool = False,
     most: int = WARPS,
 ) -> Plan | None:
     """Share out ``blocks`` blocks among (format, tiles) each; None where the columns do not fit into shared memory.
-    normed: K where blocks norm the columns themselves. most: warps of a block, as a power of two."""
+    normed: K where blocks norm the columns themselves. adds: the product is added to what is there. most: warps of a
+    block, as a power of two."""
     for warps in range(most, 0, -1):
-        jobs = _jobs(sizes, columns, K, blocks, limit, 1 << warps, normed)
+        jobs = _jobs(sizes, columns, K, blocks, limit, 1 << warps, normed, adds)
         if jobs is None:
             continue
         if warps > FEW_WARPS and all(job.run < _FEW << warps for job in jobs):
@@ -99,7 +101,7 @@ def plan(
 
 
 def _jobs(
-    sizes: Sequence[tuple[int, int]], columns: int, K: int, blocks: int, room: int, warps: int, normed: int
+    sizes: Sequence[tuple[int, int]], columns: int, K: int, blocks: int, room: int, warps: int, normed: int, adds: bool
 ) -> tuple[Job, ...] | None:
     """A job for each of ``sizes``, whose blocks are in proportion to its bytes."""
     nbytes = [tiles * -(-K // CHUNK_COLUMNS[f]) * CHUNK_BYTES[f] for f, tiles in sizes]
@@ -107,14 +109,16 @@ def _jobs(
     for i, (format, tiles) in enumerate(sizes):  # the smallest first
         most = blocks - sum(job.slices * job.blocks for job in jobs) - (len(sizes) - 1 - i)
         own = most if i + 1 == len(sizes) else max(1, min(most, -(-blocks * nbytes[i] // sum(nbytes))))
-        job = _job(format, tiles, columns, K, own, room, warps, normed)
+        job = _job(format, tiles, columns, K, own, room, warps, normed, adds)
         if job is None:
             return None
         jobs.append(job)
     return tuple(jobs)
 
 
-def _job(format: int, tiles: int, columns: int, K: int, blocks: int, room: int, warps: int, normed: int) -> Job | None:
+def _job(
+    format: int, tiles: int, columns: int, K: int, blocks: int, room: int, warps: int, normed: int, adds: bool
+) -> Job | None:
     """The shortest of all ways to cut K and the tiles."""
     best: tuple[float, Job] | None = None
     width = CHUNK_COLUMNS[format]
@@ -122,7 +126,9 @@ def _job(format: int, tiles: int, columns: int, K: int, blocks: int, room: int, 
         slice = K if slices == 1 else -(-K // slices // 256) * 256
         if slice * (slices - 1) >= K:
             continue
-        shared = shared_bytes(format, columns, slice, warps, normed)
+        if columns > 1 and 2 * normed > warps * CHUNK_BYTES[format]:
+            continue  # no place for the norm
+        shared = shared_bytes(format, columns, slice, warps, normed, adds)
         if shared > room:
             continue
         each, chunks = blocks // slices, -(-slice // width)
@@ -138,17 +144,19 @@ def _job(format: int, tiles: int, columns: int, K: int, blocks: int, room: int, 
     return best and best[1]
 
 
-def shared_bytes(format: int, columns: int, slice: int, warps: int, normed: int = 0) -> int:
-    """Shared memory of a block: columns, their powers of two, and what each warp has on its way and to add up; the
-    ``normed`` elements of a norm, and one column as it comes."""
+def shared_bytes(format: int, columns: int, slice: int, warps: int, normed: int = 0, adds: bool = False) -> int:
+    """Shared memory of a block: columns, their powers of two, and what each warp has on its way and to add up. Of one
+    column, what it is before it is made ready, with the ``normed`` elements of its norm; of several, what is known of
+    the tiles that are finished last, of those that products are added to too (their norm is where chunks come later)."""
     eights, width = 1 + (columns > 8), CHUNK_COLUMNS[format]
     size = -(-slice // width) * width
     x = _padded(columns * (2 * size + (128 if format in CODED else 80)))
     powers = _padded(size // 16 * columns) if format in CODED else 0
-    raw = _padded(2 * normed)
     if columns == 1:
-        raw = _padded(4 * max(size, normed) if normed else 2 * size)
-    return x + powers + raw + warps * (512 * eights + STAGES * CHUNK_BYTES[format])
+        more = _padded(4 * max(size, normed) if normed else 2 * size)
+    else:
+        more = warps * (64 + (256 * eights if adds else 0))
+    return x + powers + more + warps * (512 * eights + STAGES * CHUNK_BYTES[format])
 
 
 def _padded(nbytes: int) -> int:

@@ -40,20 +40,28 @@ DEVICE void ask_columns(const Stream& a, const Columns& c) {
     copies_commit();
 }
 
-// The norm of columns that come as they are, [K] of shared memory.
-DEVICE void ask_norm(const Stream& a, u8* norm) {
-    if (!a.norm) return;
+// The norm of columns that come as they are, while it is needed: in the last stage of every warp, which chunks reach last.
+template <int F> struct Norm {
+    static constexpr int bytes = Chunk<F>::bytes;
+    const u16* from;  // or null
+    u8* rings;
+    int stages, K;
+
+    DEVICE u8* at(int k) const { return rings + (2 * k / bytes * stages + stages - 1) * bytes + 2 * k % bytes; }
+    DEVICE void ask() const {
+        if (!from) return;
 #pragma unroll 1
-    for (int k = 8 * thread(); k < a.K; k += 8 * threads()) copy16_if(norm + 2 * k, a.norm + k, true);
-}
+        for (int k = 8 * thread(); k < K; k += 8 * threads()) copy16_if(at(k), from + k, true);
+    }
+};
 
 // Columns that came as they were, normed and in operand order; where they are normed, the block has the whole of them.
 // squares: room for a float a column and warp. A thread sees what it asked for alone, and the norm, which all did.
-DEVICE void put_columns(const Stream& a, const Columns& c, const u8* norm, float* squares) {
+template <int F> DEVICE void put_columns(const Stream& a, const Columns& c, const Norm<F>& norm, float* squares) {
     const int columns = (int)a.columns;
     const Deal deal(columns);
     auto own = [&](int row) { return (u16*)(c.x + row * c.stride); };
-    if (a.norm) {
+    if (norm.from) {
 #pragma unroll 1
         for (int row = deal.row; row < columns; row += deal.step) {
             float square = 0;
@@ -72,14 +80,16 @@ DEVICE void put_columns(const Stream& a, const Columns& c, const u8* norm, float
 #pragma unroll 1
     for (int row = deal.row; row < columns; row += deal.step) {
         float inverse = 1.0f;
-        if (a.norm) {
+        if (norm.from) {
             float square = 0;
             for (int i = 0; i < deal.parts; ++i) square += squares[row * deal.parts + i];
             inverse = inverse_root(square * reciprocal((float)a.K) + (float)a.eps);
         }
 #pragma unroll 2
-        for (int i = deal.first(); i < 2 * c.size; i += deal.stride())
-            *(Word4*)(own(row) + i / 2) = operand_order(normed8(own(row), a.norm ? (const u16*)norm : nullptr, i / 2, (int)a.K, inverse));
+        for (int i = deal.first(); i < 2 * c.size; i += deal.stride()) {
+            const u16* factors = norm.from && i < 2 * norm.K ? (const u16*)norm.at(i / 2) - i / 2 : nullptr;
+            *(Word4*)(own(row) + i / 2) = operand_order(normed8(own(row), factors, i / 2, (int)a.K, inverse));
+        }
     }
 }
 

@@ -5,14 +5,17 @@
 #pragma once
 #include "columns.cuh"
 
-// A block's sums of a tile are done.
-template <int IT, bool coded, int NT> DEVICE void settle(const Stream& a, const Job& job, const Share& s, Sums<NT>& sums, int tile, int lane) {
+// A block's sums of a tile are done. known: what is known of it, if anything is.
+template <int IT, bool coded, int NT> DEVICE void settle(const Stream& a, const Job& job, const Share& s, Sums<NT>& sums, int tile, const u8* known, int lane) {
     int part = s.slice, parts = s.slices;
     if (!job.whole) s.blocks.share(tile * s.chunks, s.chunks, s.block, part, parts);
     if (!add_parts(a, sums, (int)job.ticket + tile, part, parts, lane)) return;
     Octet octet[2];
     tile_octets(octet, a, (int)job.segment, (int)job.end, tile);
-    finish_tile<NT, coded, IT>(a, octet, sums, 1.0f, lane);
+    Known<NT> own;
+    if (known) own.load(known, lane, a.result == ADD);
+    else own = know_tile<NT, coded, IT>(a, octet, lane);
+    finish_tile<NT, coded, IT>(a, octet, sums, own, lane);
 }
 
 template <int F> struct NoPlaces {
@@ -89,12 +92,16 @@ template <int IT, int F> DEVICE void stream(const Stream& a, const Job& job, u8*
     const Share s(job, (int)a.warps);
     const Columns c = columns_at<F>(shared, s, (int)a.columns);
     Float4* heads = (Float4*)((u8*)c.power + (coded ? (s.size / 16 * (int)a.columns + 127) / 128 * 128 : 0));  // [warps][NT][32]
-    u8* norm = (u8*)(heads + warps * NT * 32);  // of columns that are not made ready before: only bf16 is
-    u8* rings = norm + (!coded && a.norm ? (2 * (int)a.K + 127) / 128 * 128 : 0);
+    // behind them [warps] what is known of the first tile that a warp settles at the end
+    auto known_at = [&](int w) { return (u8*)heads + here(warps * NT * 32 * (int)sizeof(Float4) + w * (Known<NT>::factors + (a.result == ADD ? NT * 32 * (int)sizeof(u64) : 0))); };
+    u8* rings = known_at(warps);
     auto left_by = [&](int w, bool head) { return head ? heads + w * NT * 32 : (Float4*)(rings + w * stages * bytes); };
 
     Flow<F> flow(s, rings + here(warp * stages * bytes), stages, warp, lane);
-    if constexpr (!coded) ask_norm(a, norm);
+    const Norm<F> norm{coded ? nullptr : a.norm, rings, stages, (int)a.K};  // columns in codes are made ready before
+    norm.ask();
+    Known<NT> known;
+    const bool settles = first_left(s, warp) * s.chunks < s.block_end;
     // Weights do not depend on the kernels before this one, the columns do: these are asked for behind few weights, as they
     // would wait for many, and before the rest.
 #pragma unroll 1
@@ -103,17 +110,23 @@ template <int IT, int F> DEVICE void stream(const Stream& a, const Job& job, u8*
             await_predecessors();
             if (flow.over()) release_successors();
             ask_columns(a, c);
+            if (settles) {
+                Octet octet[2];
+                tile_octets(octet, a, (int)job.segment, (int)job.end, first_left(s, warp));
+                known = know_tile<NT, coded, IT>(a, octet, lane);
+            }
         }
         if (i >= stages) break;
         flow.fetch(a, job, s, lane);
     }
     copies_wait(stages - 3);
+    if (settles) known.store(known_at(warp), lane, a.result == ADD);
     if constexpr (coded) put_powers(a, c);
-    else if (!a.sums) put_columns(a, c, norm, (float*)heads);
+    else if (!a.sums) put_columns<F>(a, c, norm, (float*)heads);
     sync();
 
-    auto settles = [&](int tile, Sums<NT>& sums) { settle<IT, coded>(a, job, s, sums, tile, lane); };
-    multiply_run<IT, F>(a, job, s, c, flow, s.run_begin(warp), stages, settles, [&](bool head, const Sums<NT>& sums) { sums.store(left_by(warp, head), lane); });
+    auto settle_own = [&](int tile, Sums<NT>& sums) { settle<IT, coded>(a, job, s, sums, tile, nullptr, lane); };
+    multiply_run<IT, F>(a, job, s, c, flow, s.run_begin(warp), stages, settle_own, [&](bool head, const Sums<NT>& sums) { sums.store(left_by(warp, head), lane); });
     sync();
     each_left(s, warp, warps, [&](int tile, int first, int last) {
         Sums<NT> sums;
@@ -124,7 +137,7 @@ template <int IT, int F> DEVICE void stream(const Stream& a, const Job& job, u8*
 #pragma unroll
             for (int n = 0; n < NT; ++n) sums.add(n, part[32 * n + lane]);
         }
-        settles(tile, sums);
+        settle<IT, coded>(a, job, s, sums, tile, tile == first_left(s, warp) ? known_at(warp) : nullptr, lane);
     });
 }
 
@@ -147,12 +160,25 @@ constexpr int ALL = 512, LEAVING = 640;
         with_known_format<known>((int)job.format, [&](auto f) { work; }); \
     }
 // A kernel for launches of one format each is smaller than the one for all.
+#define STREAMS_CODED(name, work)        \
+    STREAM(name, FORMATS, ALL, work)     \
+    STREAM(name##_Q4, Q4, ALL, work)     \
+    STREAM(name##_Q5, Q5, ALL, work)     \
+    STREAM(name##_Q6, Q6, ALL, work)     \
+    STREAM(name##_Q8, Q8, ALL, work)
 #define STREAMS(name, work)                  \
-    STREAM(name, FORMATS, ALL, work)         \
+    STREAMS_CODED(name, work)                \
     STREAM(name##_BF16, BF16, LEAVING, work) \
-    STREAM(name##_Q4, Q4, ALL, work)         \
-    STREAM(name##_Q5, Q5, ALL, work)         \
-    STREAM(name##_Q6, Q6, ALL, work)         \
-    STREAM(name##_Q8, Q8, ALL, work)         \
     STREAM(name##_NVFP4, NVFP4, ALL, work)   \
     STREAM(name##_FP8, FP8, LEAVING, work)
+
+// Formats that recipes put side by side, in the inputs of mixers: bf16, F and, if it is another, G.
+#define STREAM_MIXED(name, F, G, threads, blocks, work)                        \
+    KERNEL(name, Stream, threads, blocks) {                                    \
+        DYNAMIC_SHARED(shared);                                                \
+        const Job& job = own_job(a);                                           \
+        auto multiply = [&](auto f) { work; };                                 \
+        if ((int)job.format == F) multiply(Constant<F>());                     \
+        else if (G == BF16 || (int)job.format == BF16) multiply(Constant<BF16>()); \
+        else multiply(Constant<G>());                                          \
+    }

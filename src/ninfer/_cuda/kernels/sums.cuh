@@ -70,30 +70,75 @@ template <int NT> DEVICE bool add_parts(const Stream& a, Sums<NT>& sums, int tic
     return true;
 }
 
-// Put the sums of a tile, times factor, where they belong. Sums over codes are of columns 4 apart, IT times 4 of them (see
-// codes.cuh).
-template <int NT, bool coded = false, int IT = 2 * NT>
-DEVICE void finish_tile(const Stream& a, const Octet (&octet)[2], const Sums<NT>& sums, float factor, int lane) {
-    const int g = lane / 4, halves = a.result == SWIGLU ? 1 : 2;
-    const Segment& s = a.segment[octet[0].segment];
-    const float upper = factor * row_factor(s, octet[0].row + minimum(g, octet[0].count - 1));
-    const float lower = factor * row_factor(a.segment[octet[1].segment], octet[1].row + minimum(g, maximum(octet[1].count, 1) - 1));
+// A lane's places in a tile: what its rows are multiplied by, and what they hold where a product is added to it. Sums over
+// codes are of columns 4 apart, IT times 4 of them (see codes.cuh).
+template <int NT> struct Known {
+    float factor[2];        // of row lane/4, and of row + 8
+    u16 now[NT][2][2];      // [column][row]
+
+    // In shared memory: [8] factors, then [NT][32] values.
+    static constexpr int factors = 8 * sizeof(Float2);
+    DEVICE void store(u8* to, int lane, bool adds) const {
+        if (lane % 4 == 0) ((Float2*)to)[lane / 4] = {factor[0], factor[1]};
+        if (!adds) return;
+#pragma unroll
+        for (int n = 0; n < NT; ++n)
+            ((u64*)(to + factors))[32 * n + lane] = now[n][0][0] | (u64)now[n][0][1] << 16 | (u64)now[n][1][0] << 32 | (u64)now[n][1][1] << 48;
+    }
+    DEVICE void load(const u8* from, int lane, bool adds) {
+        const Float2 f = ((const Float2*)from)[lane / 4];
+        factor[0] = f.x, factor[1] = f.y;
+#pragma unroll
+        for (int n = 0; n < NT; ++n) {
+            const u64 v = adds ? ((const u64*)(from + factors))[32 * n + lane] : 0;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) now[n][i / 2][i % 2] = (u16)(v >> 16 * i);
+        }
+    }
+};
+
+template <int NT, bool coded, int IT, class Of> DEVICE void each_column(const Stream& a, int lane, Of of) {
 #pragma unroll
     for (int n = 0; n < NT; ++n)
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const int column = 8 * n + (coded ? lane % 4 + 4 * i : lane % 4 * 2 + i);
-            if (coded && 2 * n + i >= IT || column >= a.columns) continue;
-            float sum[2] = {upper * sums.v[n][i], lower * sums.v[n][2 + i]};
-            if (a.result == SWIGLU) sum[0] = silu(sum[0]) * sum[1];
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                if (h >= halves || g >= octet[h].count) continue;
-                const i64 at = column * s.out_stride + s.out_first + (octet[h].row + g - s.first);
-                u16* out = (u16*)s.out + at;
-                if (a.result == STORE_F32) ((float*)s.out)[at] = sum[h];
-                else if (a.result == ADD) *out = to_bf16(from_bf16(*out) + (a.scale ? a.scale[column] : 1.0f) * sum[h]);
-                else *out = to_bf16(sum[h]);
-            }
+            if (!(coded && 2 * n + i >= IT) && column < a.columns) of(n, i, column);
         }
+}
+
+// Where row lane/4 of an octet is in a column of its result.
+DEVICE i64 place(const Segment& s, const Octet& octet, int column, int lane) { return column * s.out_stride + s.out_first + (octet.row + lane / 4 - s.first); }
+
+template <int NT, bool coded, int IT> DEVICE Known<NT> know_tile(const Stream& a, const Octet (&octet)[2], int lane) {
+    const int g = lane / 4;
+    Known<NT> known = {};
+#pragma unroll
+    for (int h = 0; h < 2; ++h) known.factor[h] = row_factor(a.segment[octet[h].segment], octet[h].row + minimum(g, maximum(octet[h].count, 1) - 1));
+    if (a.result != ADD) return known;
+    const Segment& s = a.segment[octet[0].segment];
+    each_column<NT, coded, IT>(a, lane, [&](int n, int i, int column) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+            if (g < octet[h].count) known.now[n][i][h] = ((const u16*)s.out)[place(s, octet[h], column, lane)];
+    });
+    return known;
+}
+
+// Put the sums of a tile where they belong.
+template <int NT, bool coded, int IT>
+DEVICE void finish_tile(const Stream& a, const Octet (&octet)[2], const Sums<NT>& sums, const Known<NT>& known, int lane) {
+    const int halves = a.result == SWIGLU ? 1 : 2;
+    const Segment& s = a.segment[octet[0].segment];
+    each_column<NT, coded, IT>(a, lane, [&](int n, int i, int column) {
+        float sum[2] = {known.factor[0] * sums.v[n][i], known.factor[1] * sums.v[n][2 + i]};
+        if (a.result == SWIGLU) sum[0] = silu(sum[0]) * sum[1];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            if (h >= halves || lane / 4 >= octet[h].count) continue;
+            const i64 at = place(s, octet[h], column, lane);
+            if (a.result == STORE_F32) ((float*)s.out)[at] = sum[h];
+            else ((u16*)s.out)[at] = to_bf16(a.result == ADD ? from_bf16(known.now[n][i][h]) + (a.scale ? a.scale[column] : 1.0f) * sum[h] : sum[h]);
+        }
+    });
 }
