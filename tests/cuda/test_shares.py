@@ -58,7 +58,7 @@ def test_few_columns(
         assert job.shared == shared <= job.room(plan.warps, plan.stages) <= limit << 10
         check(job, K)
         if norm and columns > 1:
-            assert 2 * K <= shares.CHUNK_BYTES[job.format] << plan.warps, "the norm is in the last chunk of every warp"
+            assert shares.CHUNK_BYTES[job.format] << plan.warps >= 2 * K, "the norm is in the last chunk of every warp"
 
 
 @given(st.lists(st.tuples(FORMATS, st.integers(1, 900)), min_size=1, max_size=4), st.integers(17, 128), *SIZES.values())

@@ -10,8 +10,8 @@ from ninfer._cuda.products import pack
 from ninfer.errors import InvariantError
 from ninfer.ops import GdnRecord, GdnShape, GdnState, Rows
 
-FEW = 16
-"""Up to so many columns a row, a layer is one launch."""
+FEW, FEW_AT_ONCE = 16, 8
+"""Up to so many columns a row, a layer is one launch; columns of it that go together."""
 
 CHUNK, SLICE = 64, 32
 """Columns of a row that go together where there are many; columns of the state that four warps carry."""
@@ -94,11 +94,14 @@ def _step(columns: int, shape: GdnShape, recorded: bool) -> tuple[str, str, int]
     """The kernel of a few columns: its module, its name and its shared memory, where a head's state is."""
     if columns == 1:
         return "gdn_one", f"gdn_one{_odd(shape)}", 4 * (FEATURES * (FEATURES + 2 * _WARPS + 2) + 2 * shape.dv + 4)
-    N = 4 if columns <= 4 else 8  # at a time
-    words = FEATURES * (FEATURES + 2 * N) + (TAPS - 1 + N) * 3 * FEATURES // 2 + 8 * N
-    if not recorded or columns > N:  # sums apart from the state
-        words += 4 * N * FEATURES
-    return "gdn_few", f"gdn_few_{N}", 4 * words
+    words = (
+        FEATURES * (FEATURES + 4)
+        + 2 * FEW_AT_ONCE * (FEATURES + 8)
+        + FEW_AT_ONCE * (FEATURES + _WARPS + 2 * FEW_AT_ONCE + 6)
+    )
+    if not recorded or columns > FEW_AT_ONCE:  # keys, that the state is updated with
+        words += FEATURES * FEW_AT_ONCE
+    return "gdn_few", "gdn_few", 4 * words
 
 
 def _chunk_shared(group: int, ratio: int) -> int:

@@ -27,7 +27,7 @@ CHUNK_BYTES = (2048, 4096, 2176, 2688, 3200, 2176, 2304, 2048)
 CODED = range(2, 6)
 """Formats of integer codes, which meet few columns in fixed point (``kernels/codes.cuh``)."""
 
-BESIDE = 76 << 10
+BESIDE = (78 << 10) + 512
 """Shared memory that a block with few warps leaves free if it can: for one of a small kernel before or after it."""
 
 _FEW = 6
@@ -147,7 +147,7 @@ def _job(
 def shared_bytes(format: int, columns: int, slice: int, warps: int, normed: int = 0, adds: bool = False) -> int:
     """Shared memory of a block: columns, their powers of two, and what each warp has on its way and to add up. Of one
     column, what it is before it is made ready, with the ``normed`` elements of its norm; of several, what is known of
-    the tiles that are finished last, of those that products are added to too (their norm is where chunks come later)."""
+    the tiles that are finished last, and what products are added to there (their norm is where chunks come later)."""
     eights, width = 1 + (columns > 8), CHUNK_COLUMNS[format]
     size = -(-slice // width) * width
     x = _padded(columns * (2 * size + (128 if format in CODED else 80)))

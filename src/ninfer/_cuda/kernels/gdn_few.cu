@@ -4,14 +4,17 @@
 //     d_t = beta_t (v_t - L_t S^T k_t - sum over j < t of L_tj (k_j . k_t) d_j)
 //     o_t = L_t S^T q_t + sum over j <= t of L_tj (k_j . q_t) d_j
 // so the state is read once for all of them, and what remains is a triangle of numbers for each column of values.
+//
+// Products are of bf16, two to a number: of x = high + low all but low times low, which is 2^-16 of the whole.
 #include "gdn_step.cuh"
 
-constexpr int HALVES = 32 * WARPS / WIDE;  // threads that have a column of values: each has some of the outputs
+constexpr int N = 8, INPUTS = TAPS - 1 + N;  // columns at a time, and what they are convolved from
+constexpr int HIGH = WIDE + 4, LONG = DK + 8;  // rows of a state and of queries or keys, so that tiles meet every bank once
 
-// Lane l has the sum over lanes of x[l % N].
-template <int N> DEVICE float sum_lanes(float (&x)[N], int lane) {
+// Lane l has the sum over lanes of x[l % n].
+template <int n> DEVICE float sum_lanes(float (&x)[n], int lane) {
 #pragma unroll
-    for (int half = N / 2; half; half /= 2)
+    for (int half = n / 2; half; half /= 2)
 #pragma unroll
         for (int i = 0; i < half; ++i) {
             const bool upper = lane & half;
@@ -19,50 +22,39 @@ template <int N> DEVICE float sum_lanes(float (&x)[N], int lane) {
             x[i] = kept + shuffle_xor(given, half);
         }
 #pragma unroll
-    for (int mask = N; mask < 32; mask *= 2) x[0] += shuffle_xor(x[0], mask);
+    for (int mask = n; mask < 32; mask *= 2) x[0] += shuffle_xor(x[0], mask);
     return x[0];
 }
 
-template <int N> DEVICE void loads(float (&x)[N], const float* p) {
-#pragma unroll
-    for (int i = 0; i < N; i += 4) load4((float(&)[4])x[i], p + i);
-}
+// A block's shared memory.
+struct Room {
+    float* state;    // [DK][HIGH]
+    u16* x;          // [2][2 N][LONG]: high and low parts of queries, then keys, not yet of length one; before that, inputs:
+    u16* keys_in;    // [INPUTS][2 DK], of queries and keys
+    u16* values_in;  // [INPUTS][WIDE]
+    float* values;   // [N][WIDE], then the deltas
+    float* pairs;    // [2][N][N]: L_tj (k_j . q_t) for j <= t, beta_t L_tj (k_j . k_t) for j < t
+    float* squares;  // [WARPS][N]
+    float* gates;    // [6][N]: log decay, beta, decay up to and after a column, factors of its query and its key
+    float* keys;     // [DK][N] as they are, where the state is updated here
 
-// A block's shared memory. Some of it has two uses, one after another.
-template <int N> struct Room {
-    static constexpr int INPUTS = TAPS - 1 + N;  // columns of a convolution
-    float* state;      // [DK][WIDE]
-    float* columns;    // [2][DK][N]: queries, keys
-    u16* keys_in;      // [INPUTS][2 DK]: what queries and keys are convolved from; then values, pairs and squares
-    float* values;     // [N][WIDE], then the deltas
-    float* pairs;      // [2][N][N]: L_tj (k_j . q_t) for j <= t, beta_t L_tj (k_j . k_t) for j < t
-    float* squares;    // [WARPS][N / HALVES]
-    u16* values_in;    // [INPUTS][WIDE]
-    float* gates;      // [8][N]: log decay, beta, decay up to and after a column; factors of its query and key, and the same
-                       // times the decay up to it
-    float* sums;       // [2 halves of the rows][2][N][WIDE]: S^T q_t, S^T k_t; in the state's place where that is not needed again
-
-    DEVICE Room(u8* shared, bool apart) : state((float*)shared) {
-        columns = state + DK * WIDE, keys_in = (u16*)(columns + 2 * DK * N);
-        values = (float*)keys_in, pairs = values + N * WIDE, squares = pairs + 2 * N * N;
-        values_in = keys_in + INPUTS * 2 * DK, gates = (float*)(values_in + INPUTS * WIDE), sums = apart ? gates + 8 * N : state;
+    DEVICE explicit Room(u8* shared) : state((float*)shared), x((u16*)(state + DK * HIGH)), keys_in(x), values_in(x + INPUTS * 2 * DK) {
+        values = (float*)(x + 4 * N * LONG), pairs = values + N * WIDE, squares = pairs + 2 * N * N, gates = squares + WARPS * N, keys = gates + 6 * N;
     }
 };
 
 // What columns [begin, end) of the row are convolved from, of a head's q, k and v, on their way to the places of columns
 // `first` - (TAPS - 1) and on. Negative ones are before the row's; zeros are beyond its `width`.
-template <int N> DEVICE void fetch_inputs(const Gdn& a, const Room<N>& room, int head, int key, int b, int width, int first, int begin, int end) {
-    const int dk = (int)a.dk, dv = (int)a.dv;
-    const bool vectors = dk % 8 == 0 && dv % 8 == 0;
-    const int each = vectors ? 8 : 1, row = 3 * DK / each;
+template <int each> DEVICE void fetch_inputs(const Gdn& a, const Room& room, int head, int key, int b, int width, int first, int begin, int end) {
+    constexpr int row = 3 * DK / each;
 #pragma unroll 1
     for (int i = thread(); i < (end - begin) * row; i += threads()) {
-        const int t = begin + i / row, piece = i % row * each, kind = piece / DK, own = piece % DK, size = kind == 2 ? dv : dk;
+        const int t = begin + i / row, piece = i % row * each, kind = piece / DK, own = piece % DK, size = kind == 2 ? (int)a.dv : (int)a.dk;
         const Inputs inputs(a, b, kind);
         const u16* from = t < width ? inputs.column(t, (kind == 2 ? head : key) * size) : nullptr;
         const int at = t - first + TAPS - 1;
         u16* to = kind == 2 ? room.values_in + at * WIDE + own : room.keys_in + at * 2 * DK + piece;
-        if (vectors) copy16_if(to, from ? from + own : a.qkv[0], from && own < size);
+        if (each == 8) copy16_if(to, from ? from + own : a.qkv[0], from && own < size);
         else *to = from && own < size ? from[own] : (u16)0;
     }
     copies_commit();
@@ -78,38 +70,80 @@ DEVICE void load_taps(float (&w)[TAPS], const Gdn& a, int kind, int channel, boo
     }
 }
 
-// A channel of `count` columns, from `in`, to out(t, value); its inputs are recorded at `kept`, if there.
-template <int N, class Out> DEVICE void convolve(const float (&w)[TAPS], const u16* in, int stride, int count, u16* kept, int channels, Out out) {
+// A channel of columns [0, n), those before `count`, from `in` to out(t, value); its inputs are recorded at `kept`, if there.
+template <int n, class Out> DEVICE void convolve(const float (&w)[TAPS], const u16* in, int stride, int count, u16* kept, int channels, Out out) {
     float x[TAPS];
 #pragma unroll
     for (int j = 0; j < TAPS - 1; ++j) x[j + 1] = from_bf16(in[j * stride]);
-#pragma unroll 2
-    for (int t = 0; t < N; ++t) {
-        const u16 column = in[(t + TAPS - 1) * stride];
-        float sum = 0;
 #pragma unroll
-        for (int j = 0; j < TAPS; ++j) {
-            x[j] = j < TAPS - 1 ? x[j + 1] : from_bf16(column);
-            sum += w[j] * x[j];
+    for (int t = 0; t < n; ++t) {
+        float sum = 0;
+        if (t < count) {
+            const u16 column = in[(t + TAPS - 1) * stride];
+#pragma unroll
+            for (int j = 0; j < TAPS; ++j) {
+                x[j] = j < TAPS - 1 ? x[j + 1] : from_bf16(column);
+                sum += w[j] * x[j];
+            }
+            sum = silu(sum);
+            if (kept) kept[t * channels] = column;
         }
-        out(t, silu(sum));
-        if (kept && t < count) kept[t * channels] = column;
+        out(t, sum);
+    }
+}
+
+// 16 rows times 8 columns, of numbers in two parts each: high times high, low times high, high times low.
+struct Product {
+    float parts[3][4] = {};
+    DEVICE void add(const u32 (&high)[4], const u32 (&low)[4], const u32 (&b_high)[2], const u32 (&b_low)[2]) {
+        mma(parts[0], high[0], high[1], high[2], high[3], b_high[0], b_high[1]);
+        mma(parts[1], low[0], low[1], low[2], low[3], b_high[0], b_high[1]);
+        mma(parts[2], high[0], high[1], high[2], high[3], b_low[0], b_low[1]);
+    }
+    DEVICE float operator[](int i) const { return parts[0][i] + (parts[1][i] + parts[2][i]); }
+};
+
+// Rows [0, 16) of queries and keys, channels [k, k + 16), of a part.
+DEVICE void load_rows(u32 (&r)[4], const u16* x, int k, int lane) { load_tiles(r, x + lane % 16 * LONG + k + lane / 16 * 8); }
+
+// The triangles, by one warp.
+DEVICE void put_pairs(const Room& room, int lane) {
+    const u16 *high = room.x, *low = high + 2 * N * LONG;
+    Product sums;
+#pragma unroll 4
+    for (int k = 0; k < DK; k += 16) {
+        u32 a_high[4], a_low[4], b[4];
+        load_rows(a_high, high, k, lane), load_rows(a_low, low, k, lane);
+        load_tiles(b, (lane < 16 ? high : low) + (N + lane % 8) * LONG + k + lane / 8 % 2 * 8);
+        sums.add(a_high, a_low, {b[0], b[1]}, {b[2], b[3]});
+    }
+    const int t = lane / 4;
+    const float *g = room.gates, *factors = g + 4 * N;
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+        const int j = lane % 4 * 2 + e;
+        float decay = 0;
+#pragma unroll 1
+        for (int i = j + 1; i <= t; ++i) decay += g[i];
+        const float scale = expf(decay) * factors[N + j];
+        room.pairs[t * N + j] = j <= t ? scale * factors[t] * sums[e] : 0.0f;
+        room.pairs[(N + t) * N + j] = j < t ? scale * factors[N + t] * g[N + t] * sums[2 + e] : 0.0f;
     }
 }
 
 // S <- L S + sum over t of what is left of k_t d_t^T, in its place and in device memory where there is any.
-template <int N> DEVICE void update(const Room<N>& room, float* state, int dk, int dv) {
+DEVICE void update(const Room& room, float* state, int dk, int dv) {
     const int column = thread() % 32 * 4, rows = column < dv ? dk : 0;
     const float decay = room.gates[3 * N - 1];
 #pragma unroll 1
     for (int r = thread() / 32; r < DK; r += WARPS) {
-        float x[4], *own = room.state + r * WIDE + column;
+        float x[4], *own = room.state + r * HIGH + column;
         load4(x, own);
 #pragma unroll
         for (int c = 0; c < 4; ++c) x[c] *= decay;
 #pragma unroll 1
         for (int t = 0; t < N; ++t) {
-            const float k = room.columns[(DK + r) * N + t] * room.gates[5 * N + t] * room.gates[3 * N + t];
+            const float k = room.keys[r * N + t] * room.gates[3 * N + t];
             float d[4];
             load4(d, room.values + t * WIDE + column);
 #pragma unroll
@@ -135,29 +169,37 @@ DEVICE void put_tail(const Gdn& a, int b, int kind, int channel, int width) {
         if (j < taps) to[j * inputs.channels] = x[j];
 }
 
-// A block of 256 threads a value head of a row; N columns at a time.
+// A block of 256 threads a value head of a row.
 //
 // Latency is all, that of code too: what the predecessors do not write is loaded before they end, everything else at once
 // after they did, and what can be a loop is one.
-template <int N> DEVICE void few(const Gdn& a) {
+KERNEL(gdn_few, Gdn, 256, 4) {
     DYNAMIC_SHARED(shared);
     const int head = block_x(), b = block_y(), ratio = (int)a.nv / (int)a.nk, key = head / ratio, warp = thread() / 32, lane = thread() % 32;
     const int nv = (int)a.nv, nk = (int)a.nk, dk = (int)a.dk, dv = (int)a.dv, width = a.width[b], channels = channels_of(a);
-    const Room<N> room(shared, !a.record_k || a.W > N);
+    const Room room(shared);
     const float rate = expf(a.a_log[head]), bias = a.dt_bias[head];
     const bool leads = head % ratio == 0;
-    // a thread has a channel of queries (part 0) or keys (part 1), and a column of values or a part of it
-    const int part = thread() / WIDE, own = thread() % WIDE;
+    // To begin with, a thread has a channel of queries (part 0) or keys (part 1), and one of values; later it has a column t
+    // of four features of values, as products of tiles leave them.
+    const int part = thread() / WIDE, own = thread() % WIDE, t = lane / 4;
+    auto feature = [&](int i) { return 16 * warp + i / 2 * 8 + lane % 4 * 2 + i % 2; };
+    auto fetch = [&](int first, int begin, int end) {
+        if (dk % 8 == 0 && dv % 8 == 0) fetch_inputs<8>(a, room, head, key, b, width, first, begin, end);
+        else fetch_inputs<1>(a, room, head, key, b, width, first, begin, end);
+    };
     float taps[2][TAPS];
+    u16 norm[4];
     if (width > 0) {
         const float* state = a.start[b] == 0 ? nullptr : state_of(a, a.read[b], head);
-        if (dk % 4 == 0 && dv % 4 == 0) load_state<true>(room.state, state, dk, dv);
-        else load_state<false>(room.state, state, dk, dv);
-        fetch_inputs(a, room, head, key, b, width, 0, 1 - TAPS, 0);
+        if (dk % 4 == 0 && dv % 4 == 0) load_state<true, HIGH>(room.state, state, dk, dv);
+        else load_state<false, HIGH>(room.state, state, dk, dv);
+        fetch(0, 1 - TAPS, 0);
         load_taps(taps[0], a, part, key * dk + own, own < dk);
         load_taps(taps[1], a, 2, head * dv + own, own < dv);
     }
-    const float norm = own < dv ? from_bf16(a.norm[own]) : 0.0f;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) norm[i] = a.norm[minimum(feature(i), dv - 1)];
     after_predecessors();
     if (width <= 0) return;
 
@@ -166,15 +208,12 @@ template <int N> DEVICE void few(const Gdn& a) {
         const int token = b * (int)a.W + first, count = minimum(N, width - first);
         const bool last = first + N >= width, updates = !last || !a.record_k;
         // all loads are on their way before the first is used
-        fetch_inputs(a, room, head, key, b, width, first, first ? first + 1 - TAPS : 0, first + N);
-        u16 z[N / HALVES];
-        const int mine = (token + minimum(thread(), count - 1)) * nv + head;
+        const int mine = (token + minimum(thread(), count - 1)) * nv + head, at = ((token + t) * nv + head) * dv;
         const u16 gate_a = a.gate_a[mine], gate_b = a.gate_b[mine];
+        fetch(first, first ? first + 1 - TAPS : 0, first + N);
+        u16 z[4];
 #pragma unroll
-        for (int i = 0; i < N / HALVES; ++i) {
-            const int t = part * (N / HALVES) + i;
-            z[i] = t < count && own < dv ? a.z[((token + t) * nv + head) * dv + own] : (u16)0;
-        }
+        for (int i = 0; i < 4; ++i) z[i] = t < count && feature(i) < dv ? a.z[at + feature(i)] : (u16)0;
         if (thread() < N) {
             const float y = from_bf16(gate_a) + bias, g = thread() < count ? -rate * (y > 20.0f ? y : log1pf(expf(y))) : 0.0f;
             room.gates[thread()] = g;
@@ -183,110 +222,101 @@ template <int N> DEVICE void few(const Gdn& a) {
         }
         copies_wait<0>();
         sync();
+
         u16* kept = a.record_c + token * channels;
+        float y[N], squares[N];
         convolve<N>(
             taps[0], room.keys_in + thread(), 2 * DK, count, a.record_c && leads && own < dk ? kept + (part * nk + key) * dk + own : nullptr, channels,
-            [&](int t, float y) { room.columns[thread() * N + t] = y; });
+            [&](int t, float value) { y[t] = value, squares[t] = value * value; });
+        const float square = sum_lanes(squares, lane);
+        if (lane < N) room.squares[warp * N + lane] = square;
+        constexpr int half = N / 2;  // of a channel of values
+        const int begin = part * half;
+        convolve<half>(
+            taps[1], room.values_in + begin * WIDE + own, WIDE, count - begin,
+            a.record_c && own < dv ? kept + begin * channels + 2 * nk * dk + head * dv + own : nullptr, channels,
+            [&](int t, float value) { room.values[(begin + t) * WIDE + own] = value; });
         sync();
-        if (part == 0)
-            convolve<N>(
-                taps[1], room.values_in + own, WIDE, count, a.record_c && own < dv ? kept + 2 * nk * dk + head * dv + own : nullptr, channels,
-                [&](int t, float y) { room.values[t * WIDE + own] = y; });
-        else if (thread() < WIDE + N) {
+        if (thread() < 2 * N) {
+            const int kind = thread() / N;
+            float sum = 1e-6f;
+#pragma unroll
+            for (int w = 0; w < WARPS / 2; ++w) sum += room.squares[(kind * (WARPS / 2) + w) * N + thread() % N];
+            room.gates[4 * N + thread()] = inverse_root(sum) * (kind ? 1.0f : inverse_root((float)dk));
+        } else if (warp == WARPS - 1 && lane < N) {
             float until = 0, after = 0;
 #pragma unroll 1
-            for (int t = 0; t < N; ++t) (t <= own ? until : after) += room.gates[t];
-            room.gates[2 * N + own] = expf(until), room.gates[3 * N + own] = expf(after);
+            for (int t = 0; t < N; ++t) (t <= lane ? until : after) += room.gates[t];
+            room.gates[2 * N + lane] = expf(until), room.gates[3 * N + lane] = expf(after);
         }
-        // the triangles, but for the lengths of the keys of other columns: a warp has every eighth of their rows
-#pragma unroll 1
-        for (int row = warp; row < 2 * N; row += WARPS) {
-            const int t = row % N, of_keys = row / N;
-            float sum[N] = {}, square = 0;
-#pragma unroll 2
-            for (int i = lane; i < DK; i += 32) {
-                float k[N];
-                loads(k, room.columns + (DK + i) * N);
-                const float y = room.columns[(of_keys * DK + i) * N + t];
-                square += y * y;
 #pragma unroll
-                for (int j = 0; j < N; ++j) sum[j] += k[j] * y;
-            }
-            const float product = sum_lanes(sum, lane), inverse = inverse_root(sum_warp(square) + 1e-6f) * (of_keys ? 1.0f : inverse_root((float)dk));
-            if (lane < N) {
-                float decay = 0;
-#pragma unroll 1
-                for (int i = lane + 1; i <= t; ++i) decay += room.gates[i];
-                const float scale = inverse * (of_keys ? room.gates[N + t] : 1.0f);
-                room.pairs[row * N + lane] = lane < t || lane == t && !of_keys ? scale * expf(decay) * product : 0.0f;
-                if (lane == 0) room.gates[4 * N + row] = inverse;
-            }
-        }
-        // the state: a thread has half the rows of two of its columns, for queries or for keys
-        const int half = warp % 2, pair = warp / 2 % 2 * 64 + 2 * lane;
-        float sums[2][N] = {};
-#pragma unroll 4
-        for (int r = half * (DK / 2); r < (half + 1) * (DK / 2); ++r) {
-            float y[N];
-            loads(y, room.columns + (part * DK + r) * N);
-            const Float2 s = *(const Float2*)(room.state + r * WIDE + pair);
-#pragma unroll
-            for (int t = 0; t < N; ++t) sums[0][t] += s.x * y[t], sums[1][t] += s.y * y[t];
+        for (int t = 0; t < N; ++t) {
+            u16* to = room.x + (part * N + t) * LONG + own;
+            to[0] = to_bf16(y[t]);
+            to[2 * N * LONG] = to_bf16(y[t] - from_bf16(to_bf16(y[t])));
         }
         sync();
+        if (part == 1 && (updates || a.record_k))
 #pragma unroll
-        for (int t = 0; t < N; ++t) *(Float2*)(room.sums + ((half * 2 + part) * N + t) * WIDE + pair) = {sums[0][t], sums[1][t]};
-        if (thread() < 2 * N * N) room.pairs[thread()] *= room.gates[5 * N + thread() % N];
-        else if (thread() < 2 * N * N + 2 * N) {
-            const int row = thread() - 2 * N * N;
-            room.gates[6 * N + row] = room.gates[4 * N + row] * room.gates[2 * N + row % N];
-        }
-        if (a.record_k && leads && part && own < dk)
+            for (int t = 0; t < N; ++t) {
+                const float k = y[t] * room.gates[5 * N + t];
+                if (updates) room.keys[own * N + t] = k;
+                if (a.record_k && leads && own < dk && t < count) a.record_k[((token + t) * nk + key) * dk + own] = k;
+            }
+        if (warp == 0) put_pairs(room, lane);
+        // S^T q_t and S^T k_t, of 16 features a warp
+        Product sums[2];
 #pragma unroll 2
-            for (int t = 0; t < count; ++t) a.record_k[((token + t) * nk + key) * dk + own] = room.columns[thread() * N + t] * room.gates[5 * N + t];
+        for (int k = 0; k < DK; k += 16) {
+            u32 high[4], low[4];
+            load_rows(high, room.x, k, lane), load_rows(low, room.x + 2 * N * LONG, k, lane);
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                u32 s_high[2], s_low[2];
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    const float* s = room.state + (k + 8 * i + lane % 4 * 2) * HIGH + 16 * warp + 8 * j + lane / 4;
+                    s_high[i] = pack(s[0], s[HIGH]);
+                    s_low[i] = pack(s[0] - ::low(s_high[i]), s[HIGH] - ::high(s_high[i]));
+                }
+                sums[j].add(high, low, s_high, s_low);
+            }
+        }
         sync();
 
-        // every thread has the deltas of its column of values, and the outputs of some of the columns
-        float d[N], o[N / HALVES], squares[N / HALVES];
-        const float* sum = room.sums + own;
+        const float beta = room.gates[N + t], decay = room.gates[2 * N + t], of_q = decay * room.gates[4 * N + t], of_k = decay * room.gates[5 * N + t];
+        float d[4], o[4], total = 0;
 #pragma unroll
-        for (int t = 0; t < N; ++t) {
-            float triangle[N];
-            loads(triangle, room.pairs + (N + t) * N);
-            d[t] = room.gates[N + t] * (room.values[t * WIDE + own] - room.gates[7 * N + t] * (sum[(N + t) * WIDE] + sum[(3 * N + t) * WIDE]));
-#pragma unroll
-            for (int j = 0; j < t; ++j) d[t] -= triangle[j] * d[j];
+        for (int i = 0; i < 4; ++i) {
+            o[i] = of_q * sums[i / 2][i % 2];
+            d[i] = beta * (room.values[t * WIDE + feature(i)] - of_k * sums[i / 2][2 + i % 2]);
         }
 #pragma unroll
-        for (int i = 0; i < N / HALVES; ++i) {
-            const int t = part * (N / HALVES) + i;
-            float triangle[N];
-            loads(triangle, room.pairs + t * N);
-            o[i] = room.gates[6 * N + t] * (sum[t * WIDE] + sum[(2 * N + t) * WIDE]);
+        for (int j = 0; j < N; ++j) {
+            const float with_q = room.pairs[t * N + j], with_k = room.pairs[(N + t) * N + j];
 #pragma unroll
-            for (int j = 0; j < N; ++j) o[i] += triangle[j] * d[j];
-            squares[i] = o[i] * o[i];
+            for (int i = 0; i < 4; ++i) {
+                const float earlier = from_bits((u32)from_lane((int)bits(d[i]), 4 * j + lane % 4));
+                d[i] -= with_k * earlier, o[i] += with_q * earlier;
+            }
         }
-        const float total = sum_lanes(squares, lane);
-        if (lane < N / HALVES) room.squares[warp * (N / HALVES) + lane] = total;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            total += o[i] * o[i];
+            if (updates) room.values[t * WIDE + feature(i)] = d[i];
+            if (a.record_d && feature(i) < dv && t < count) a.record_d[at + feature(i)] = d[i];
+        }
+        total += shuffle_xor(total, 1), total += shuffle_xor(total, 2);
+        if (lane % 4 == 0) room.squares[warp * N + t] = total;
         sync();
+        total = 0;
 #pragma unroll
-        for (int t = 0; t < N; ++t) {
-            if (t % HALVES != part) continue;
-            if (updates) room.values[t * WIDE + own] = d[t];
-            if (a.record_d && own < dv && t < count) a.record_d[((token + t) * nv + head) * dv + own] = d[t];
-        }
+        for (int w = 0; w < WARPS; ++w) total += room.squares[w * N + t];
+        const float inverse = inverse_root(total * reciprocal((float)dv) + (float)a.eps);
 #pragma unroll
-        for (int i = 0; i < N / HALVES; ++i) {
-            const int t = part * (N / HALVES) + i;
-            float square = 0;
-#pragma unroll
-            for (int w = 0; w < WARPS / HALVES; ++w) square += room.squares[(part * (WARPS / HALVES) + w) * (N / HALVES) + i];
-            const float inverse = inverse_root(square * reciprocal((float)dv) + (float)a.eps);
-            if (t < count && own < dv) a.out[((token + t) * nv + head) * dv + own] = to_bf16(o[i] * inverse * norm * silu(from_bf16(z[i])));
-        }
+        for (int i = 0; i < 4; ++i)
+            if (t < count && feature(i) < dv) a.out[at + feature(i)] = to_bf16(o[i] * inverse * from_bf16(norm[i]) * silu(from_bf16(z[i])));
         if (!updates) return;
-        sync();
         update(room, last ? state_of(a, a.write[b], head) : nullptr, dk, dv);
         sync();
     }
@@ -300,6 +330,3 @@ template <int N> DEVICE void few(const Gdn& a) {
     if (own < dk) put_tail(a, b, part, key * dk + own, width);
     if (thread() == 0) a.tickets[b * nk + key] = 0;
 }
-
-KERNEL(gdn_few_4, Gdn, 256, 4) { few<4>(a); }
-KERNEL(gdn_few_8, Gdn, 256, 4) { few<8>(a); }
