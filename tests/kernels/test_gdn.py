@@ -52,8 +52,8 @@ class Layer:
 
 
 def exact(W: int) -> float:
-    """How well a pass of W columns keeps the state: some go through products of two bf16 a number, which are 17 bits, many
-    through products of one, all into sums of fp32."""
+    """How well a pass of W columns keeps the state: some go through products of two bf16 a number, which are 17 bits,
+    many through products of one, all into sums of fp32."""
     return 2e-6 if W == 1 else 4e-6 if W <= 16 else 1e-2
 
 

@@ -171,7 +171,7 @@ class Bench:
             self._layer("fp8", (FP8,) * 8, T)
 
     def _layer(self, recipe: str, formats: Sequence[str], T: int) -> None:
-        """A step of a Gated DeltaNet layer of the 27B geometry, to the inputs of the next; several columns are recorded.
+        """A step of a Gated DeltaNet layer of the 27B geometry, to the inputs of the next; several columns: recorded.
 
         formats: of output, gate, up, down, query, key, value and output gate."""
         H, I, g = 5120, 17408, GdnShape(16, 48, 128, 128, 4)
