@@ -300,6 +300,24 @@ class Ops(Protocol):
         ordinals 0..start+w. Query head h reads key head h // (hq/hk). scratch: u8 of ``attention_scratch`` bytes."""
         ...
 
+    def attend(
+        self,
+        out: Buffer,
+        q: Buffer,
+        k: Buffer,
+        v: Buffer,
+        gate: Buffer,
+        query_norm: Buffer,
+        key_norm: Buffer,
+        kv: KVPlanes,
+        rows: Rows,
+        shape: AttentionShape,
+        eps: float,
+        scratch: Buffer,
+    ) -> None:
+        """``attention_prepare``, then ``attention``. What q holds afterwards is not defined."""
+        ...
+
     def attention_scratch(self, tokens: int, context: int, shape: AttentionShape) -> int:
         """Scratch bytes ``attention`` needs for up to ``tokens`` tokens at up to ``context`` ordinals."""
         ...

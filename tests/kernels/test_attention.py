@@ -97,6 +97,49 @@ def test_equals_float64(device: Any, rng: np.random.Generator, shape: AttentionS
 
 
 @pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize("shape", [*SHAPES, shape_of(3, 1, 200, 48)])
+def test_attend_prepares_what_attention_sees(
+    device: Any, rng: np.random.Generator, shape: AttentionShape, dtype: str
+) -> None:
+    """New columns at the start, across pages and beside padding; few enough for attention's blocks, and more."""
+    lab = Lab(device)
+    for i, (W, start, width) in enumerate(
+        (
+            (1, [700, 0], [1, 1]),
+            (1, [63, 128], [1, 0]),
+            (5, [0, 126], [3, 5]),
+            (8, [60, 640], [8, 2]),
+            (9, [3, 61], [9, 9]),
+        )
+    ):
+        device.order = i % 2
+        room = max(start) + W
+        caches = [fill(lab, np.random.default_rng(i), shape, 2, room, room, dtype) for _ in range(2)]
+        q, k, v = (bf16(rng.normal(size=(2 * W, h, shape.hd))) for h in (shape.hq, shape.hk, shape.hk))
+        gate = bf16(rng.normal(size=q.shape))
+        norms = [lab.put(bf16(rng.normal(size=shape.hd) * 0.2), "bf16") for _ in range(2)]
+        rows = lab.rows(2, W, start, width, positions=rng.integers(0, 262_144, (3, 2 * W)))
+        got = []
+        for cache, together in zip(caches, (True, False)):
+            query, key, value, gates = (lab.put(x.reshape(2 * W, -1), "bf16") for x in (q, k, v, gate))
+            out = lab.put(np.full((2 * W, shape.hq * shape.hd), np.nan), "bf16")
+            scratch = poison(lab, lab.ops.attention_scratch(2 * W, cache.kv.blocks.shape[1] * 64, shape))
+            if together:
+                lab.ops.attend(
+                    out, query, key, value, gates, *norms, cache.kv, rows, shape, EPS, scratch
+                )  # fmt: skip
+            else:
+                lab.ops.attention_prepare(query, key, value, *norms, cache.kv, rows, shape, EPS)
+                lab.ops.attention(out, query, gates, cache.kv, rows, shape, scratch)
+            got.append(lab.get(out).reshape(2, W, -1))
+        for b in range(2):
+            close(got[0][b, : width[b]], got[1][b, : width[b]], 6e-3)
+            for one, other in ((c.keys(b, room), c.values(b, room)) for c in [caches[0]]):
+                close(one, caches[1].keys(b, room), 2e-3)
+                close(other, caches[1].values(b, room), 2e-3)
+
+
+@pytest.mark.parametrize("dtype", KINDS)
 def test_in_little_shared_memory(device: Any, rng: np.random.Generator, dtype: str) -> None:
     """As much as the smallest GPUs allow a block."""
     device.shared_limit = 99 << 10

@@ -174,6 +174,24 @@ class CpuOps:
             heads = rows.B * rows.W * shape.hq
             self._submit(attention_kernels.attention_merge, heads, *words, grain=max(1, heads // 2))
 
+    def attend(
+        self,
+        out: Buffer,
+        q: Buffer,
+        k: Buffer,
+        v: Buffer,
+        gate: Buffer,
+        query_norm: Buffer,
+        key_norm: Buffer,
+        kv: KVPlanes,
+        rows: Rows,
+        shape: AttentionShape,
+        eps: float,
+        scratch: Buffer,
+    ) -> None:
+        self.attention_prepare(q, k, v, query_norm, key_norm, kv, rows, shape, eps)
+        self.attention(out, q, gate, kv, rows, shape, scratch)
+
     def attention_scratch(self, tokens: int, context: int, shape: AttentionShape) -> int:
         few = min(tokens, _SPLIT_TOKENS)
         padded = (shape.hd + 15) // 16 * 16

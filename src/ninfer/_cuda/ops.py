@@ -41,6 +41,9 @@ _SHARED_KEYS = 512
 """Up to so many query rows of a key head, the warps of a block share out the keys, and blocks the context: fewer than
 that, in tiles of 64, would leave most of a GPU idle while a few blocks read a long context."""
 
+_NEW = 8
+"""Up to so many columns a row are prepared by the blocks of attention themselves."""
+
 
 class CudaOps:
     """Every Op of ``ninfer.ops.Ops``, over one device."""
@@ -164,6 +167,37 @@ class CudaOps:
         shape: AttentionShape,
         scratch: CudaBuffer,
     ) -> None:
+        self._attend(out, q, gate, kv, rows, shape, scratch, (None,) * 6 + (0.0, 0, 0))
+
+    def attend(
+        self,
+        out: CudaBuffer,
+        q: CudaBuffer,
+        k: CudaBuffer,
+        v: CudaBuffer,
+        gate: CudaBuffer,
+        query_norm: CudaBuffer,
+        key_norm: CudaBuffer,
+        kv: KVPlanes,
+        rows: Rows,
+        shape: AttentionShape,
+        eps: float,
+        scratch: CudaBuffer,
+    ) -> None:
+        if rows.W > _NEW or shape.hd % 8 or shape.rot % 16:
+            self.attention_prepare(q, k, v, query_norm, key_norm, kv, rows, shape, eps)
+            self.attention(out, q, gate, kv, rows, shape, scratch)
+            return
+        tokens = rows.B * rows.W
+        _want(q, "q", (tokens, shape.hq * shape.hd))
+        _want(k, "k", (tokens, shape.hk * shape.hd))
+        new = (k, v, query_norm, key_norm, rows.positions, self._rotary(shape), eps, tokens, shape.rot)
+        self._attend(out, q, gate, kv, rows, shape, scratch, new)
+
+    def _attend(
+        self, out: CudaBuffer, q: CudaBuffer, gate: CudaBuffer, kv: KVPlanes, rows: Rows, shape: AttentionShape,
+        scratch: CudaBuffer, new: tuple[Any, ...],
+    ) -> None:  # fmt: skip
         _want(out, "out", (rows.B * rows.W, shape.hq * shape.hd))
         width = next((w for w in (64, 128, 256) if shape.hd <= w), None)
         if width is None or kv.k.dtype not in ("bf16", "i8"):
@@ -174,7 +208,8 @@ class CudaOps:
         wide = 2 * _PAGE * width if coded else 0  # int8 pages become a tile of bf16
         kernel, tile, shared = "rows", 64, 128 * width + page + wide
         if shares_keys:  # the warps' sums take the place of queries, keys and values
-            kernel, tile, shared = "keys", 16, max(32 * width + (2 if coded else 1) * page, 4 * 64 * width)
+            angles = 4 * rows.W * shape.rot
+            kernel, tile, shared = "keys", 16, max(32 * width + (2 if coded else 1) * page + angles, 4 * 64 * width)
         tiles = -(-queries // tile)
         units = rows.B * shape.hk * tiles
         splits = max(1, self._units // units) if shares_keys else 1
@@ -182,13 +217,13 @@ class CudaOps:
         scale = math.log2(math.e) / math.sqrt(shape.hd)
         words = pack(
             out, q, gate, kv.k, kv.v, kv.k_scale, kv.v_scale, kv.blocks, rows.start, rows.width, rows.table, scratch,
-            scale, rows.W, kv.blocks.shape[1], shape.hq, shape.hk, shape.hd, splits,
+            scale, rows.W, kv.blocks.shape[1], shape.hq, shape.hk, shape.hd, splits, *new,
         )  # fmt: skip
         grid = (tiles, shape.hk * splits, rows.B)
         self._launch(f"attention_{kv.k.dtype}", f"attention_{kernel}_{width}", grid, 128, words, shared)
         if splits > 1:
             threads = -(-shape.hd // 32) * 32
-            self._launch("attention", "attention_merge", (rows.B * rows.W, shape.hq), threads, words, 4 * splits)
+            self._launch("attention", "attention_merge", (rows.B * rows.W, shape.hq), threads, words, 8 * splits)
 
     def attention_scratch(self, tokens: int, context: int, shape: AttentionShape) -> int:
         return self._units * 16 * (shape.hd + 2) * 4

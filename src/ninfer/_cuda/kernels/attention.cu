@@ -94,35 +94,46 @@ KERNEL(attention_prepare, Prepare, 128, 1) {
     }
 }
 
-// A block a head of a token, a thread a feature: merge the splits, apply the gate.
+// A block a head of a token, a thread a feature: merge the splits, apply the gate. All that it reads of the first splits is
+// asked for at once: it waits behind the weights of the next product.
 KERNEL(attention_merge, Attention, 256, 1) {
-    DYNAMIC_SHARED(shared);  // [splits]: what a split's sums count
+    DYNAMIC_SHARED(shared);  // [splits]: the largest score of a split, then what its sums count; [splits]: its weights
     __shared__ float room[32];
+    constexpr int BATCH = 16;
     const int W = (int)a.W, hd = (int)a.hd, ratio = (int)(a.hq / a.hk), splits = (int)a.splits;
     const int token = block_x(), b = token / W, row = token % W * ratio + block_y() % ratio, head = block_y() / ratio;
-    const int tiles = (W * ratio + 15) / 16;
+    const int tiles = (W * ratio + 15) / 16, own = minimum(thread(), hd - 1);
     const i64 out = ((i64)token * a.hq + block_y()) * hd;
-    after_predecessors();
-    const u16 gate = thread() < hd ? a.gate[out + thread()] : (u16)0;
     const float* partial = a.partial + (((i64)(b * (int)a.hk + head) * tiles + row / 16) * splits * 16 + row % 16) * (hd + 2);
     const i64 next = 16 * (hd + 2);
-    float *factors = (float*)shared, top = -INFINITY, total = 0, used = 0;
+    float *factors = (float*)shared, *weights = factors + splits, top = -INFINITY, total = 0, used = 0, sums[BATCH];
+    auto load = [&](int begin) {
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i) sums[i] = partial[minimum(begin + i, splits - 1) * next + own];
+    };
+    after_predecessors();
+    const u16 gate = a.gate[out + own];
+    load(0);
     for (int s = thread(); s < splits; s += threads()) {
-        factors[s] = partial[s * next + hd];
+        factors[s] = partial[s * next + hd], weights[s] = partial[s * next + hd + 1];
         top = fmaxf(top, factors[s]);
         if (factors[s] != -INFINITY) used = s + 1;  // those with pages come first
     }
     top = max_block(top, room);
     used = max_block(used, room);
-    for (int s = thread(); s < (int)used; s += threads()) {
+    for (int s = thread(); s < splits; s += threads()) {
         factors[s] = factors[s] == -INFINITY ? 0.0f : power2(factors[s] - top);
-        if (factors[s] > 0) total += partial[s * next + hd + 1] * factors[s];
+        if (factors[s] > 0) total += weights[s] * factors[s];
     }
     total = sum_block(total, room);  // also: every factor is there
     const float inverse = total > 0 ? 1.0f / total : 0.0f;
-    if (thread() >= hd) return;
     float sum = 0;
-#pragma unroll 8
-    for (int s = 0; s < (int)used; ++s) sum += partial[s * next + thread()] * factors[s];
-    a.out[out + thread()] = to_bf16(sum * inverse * sigmoid(from_bf16(gate)));
+#pragma unroll 1
+    for (int begin = 0; begin < (int)used; begin += BATCH) {
+        if (begin) load(begin);
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i)
+            if (begin + i < (int)used && factors[begin + i] > 0) sum += sums[i] * factors[begin + i];  // unused ones may be anything
+    }
+    if (thread() < hd) a.out[out + thread()] = to_bf16(sum * inverse * sigmoid(from_bf16(gate)));
 }

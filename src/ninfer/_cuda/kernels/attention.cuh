@@ -17,6 +17,15 @@ struct Attention {
     float* partial;  // [units, 16, hd + 2]: sums, then the largest score and the sum of weights
     double scale;    // of a score, as a power of two
     i64 W, row_blocks, hq, hk, hd, splits;
+    // Columns that are not in the planes yet, with queries that are not prepared; or null. Then keys and values are written.
+    const u16* k;  // [tokens, hk, hd]
+    const u16* v;
+    const u16* query_norm;
+    const u16* key_norm;
+    const int* positions;  // [3, tokens]
+    const u64* rotary;     // [rot / 2]: frequency, an fp32, below; axis above
+    double eps;
+    i64 tokens, rot;
 };
 
 // s = q k^T for 16 query rows from `own` and KEYS keys from `begin`.
@@ -86,6 +95,60 @@ template <int HD, int KEYS, class Plane> DEVICE void weigh(float (&sums)[HD / 8]
     }
 }
 
+// What turns a pair of features of a token.
+DEVICE Float2 angle_of(const int* positions, u64 rotary, i64 tokens, i64 token) {
+    const float angle = (float)positions[(rotary >> 32) * tokens + token] * from_bits((u32)rotary);
+    return {cosf(angle), sinf(angle)};
+}
+
+// A row of queries or keys, eight features a lane: its norm, rotated. angles: of its token, [half].
+DEVICE Word4 rotate_row(Word4 in, Word4 norm, const Float2* angles, int hd, int half, float eps, int lane) {
+    float f[8], w[8], square = 0;
+    unpack8(f, in), unpack8(w, norm);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) square += f[i] * f[i];
+    const float inverse = 1.0f / sqrtf(sum_warp(square) / hd + eps);
+    const int d = 8 * lane, other = lane + (d < half ? half : -half) / 8;
+    const Float2* own = angles + (d < half ? d : d - half);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) f[i] *= inverse * (1.0f + w[i]);
+    float y[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const float pair = from_bits((u32)from_lane((int)bits(f[i]), other & 31));
+        y[i] = f[i];
+        if (d < 2 * half) y[i] = d < half ? f[i] * own[i].x - pair * own[i].y : f[i] * own[i].x + pair * own[i].y;
+    }
+    return {pack(y[0], y[1]), pack(y[2], y[3]), pack(y[4], y[5]), pack(y[6], y[7])};
+}
+
+// A row of keys or values, eight features a lane, at its place in a plane and as row `row` of a tile, if there is one.
+template <int HD, class Plane> DEVICE void put_row(void* plane, u16* scales, i64 place, u8* tile, int row, Word4 v, int hd, int lane) {
+    const bool inside = 8 * lane < hd;
+    if constexpr (!Plane::SCALES) {
+        if (inside) *(Word4*)((u16*)plane + place * hd + 8 * lane) = v;
+        if (tile && 8 * lane < HD) Plane::put_query(tile, row, lane, v);
+    } else {
+        const int groups = (hd + SCALED - 1) / SCALED, group = lane / (SCALED / 8);
+        float f[8], top = 0;
+        unpack8(f, v);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) top = fmaxf(top, fabsf(f[i]));
+#pragma unroll
+        for (int mask = 1; mask < SCALED / 8; mask *= 2) top = fmaxf(top, shuffle_xor(top, mask));
+        const u16 half = to_half(fminf(top / 127.0f, 65504.0f));
+        const float scale = from_half(half), inverse = scale == 0.0f ? 0.0f : 1.0f / scale;
+        u64 codes = 0;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) codes |= (u64)(u8)(int)fminf(fmaxf(rintf(f[i] * inverse), -127.0f), 127.0f) << 8 * i;
+        if (inside) *(u64*)((u8*)plane + place * hd + 8 * lane) = codes;
+        if (tile && 8 * lane < HD) *(u64*)(Plane::place(tile, row, lane / 2) + lane % 2 * 8) = codes;
+        if (!inside || lane % (SCALED / 8)) return;
+        scales[place * groups + group] = half;
+        if (tile) ((u16*)(tile + Plane::CODES))[row * groups + group] = half;
+    }
+}
+
 template <bool FIRST, class A, class B> struct Either {
     using Type = A;
 };
@@ -116,18 +179,28 @@ template <int HD, int KEYS, int STAGES, class Plane> DEVICE void attention(const
     const int pages = (end + PAGE - 1) / PAGE, run = (pages + (int)a.splits - 1) / (int)a.splits;
     const int page_begin = split * run, page_end = minimum(pages, page_begin + run);
     const i64 unit = ((i64)(b * (int)a.hk + head) * ((rows + 15) / 16) + tile) * a.splits + split;
-    const bool early = page_begin < page_end && (page_begin + 1) * PAGE <= start;  // the kernels just before do not write its first page
+    const bool prepares = KEYS < PAGE && a.k;
+    // the kernels just before do not write what was there before this round
+    const bool early = page_begin < page_end && (prepares || (page_begin + 1) * PAGE <= start);
+    const int* const blocks = a.blocks + (i64)a.table[b] * a.row_blocks;
+    const int first_block = page_begin < page_end ? blocks[page_begin] : 0;
+    Float2* const angles = (Float2*)(stages + 2 * STAGES * Plane::BYTES);  // [W][rot / 2], of columns that are new
+    const int half = (int)a.rot / 2;
+    Word4 query_norm = {}, key_norm = {};
+    if (prepares) {
+        if (8 * lane < hd) query_norm = *(const Word4*)(a.query_norm + 8 * lane), key_norm = *(const Word4*)(a.key_norm + 8 * lane);
+#pragma unroll 1
+        for (int i = thread(); i < W * half; i += threads()) angles[i] = angle_of(a.positions, a.rotary[i % half], a.tokens, b * W + i / half);
+    }
     if (!early) after_predecessors();
     if (KEYS < PAGE && a.splits > 1 && page_begin >= page_end) {  // nothing to add
         if (thread() < 16) a.partial[(unit * 16 + thread()) * (hd + 2) + hd] = -INFINITY;
         return;
     }
 
+    auto place_of = [&](int page) { return ((i64)(page == page_begin ? first_block : blocks[page]) * a.hk + head) * PAGE; };
     auto load = [&](const void* plane, const u16* scales, u8* to, int page) {
-        if (page < page_end) {
-            const i64 place = ((i64)a.blocks[a.table[b] * a.row_blocks + page] * a.hk + head) * PAGE;
-            Plane::load(to, plane, scales, place, hd, end - page * PAGE);
-        }
+        if (page < page_end) Plane::load(to, plane, scales, place_of(page), hd, (prepares && page == page_begin ? minimum(end, start) : end) - page * PAGE);
         copies_commit();
     };
     auto keys_of = [&](int page) { return stages + (page - page_begin) % STAGES * 2 * Plane::BYTES; };
@@ -136,8 +209,39 @@ template <int HD, int KEYS, int STAGES, class Plane> DEVICE void attention(const
     load_keys(page_begin);
     load_values(page_begin);
     if (early) after_predecessors();
+    if (prepares) {
+        // New keys and values of this block's pages, those of the first also into its tiles, and the block's queries: a warp a
+        // row, the next one on its way.
+        const int new_begin = maximum(0, page_begin * PAGE - start), fresh = maximum(0, minimum(width, page_end * PAGE - start) - new_begin);
+        auto row_of = [&](int i) {
+            const bool query = i >= 2 * fresh;
+            const int row = first + i - 2 * fresh, w = new_begin + (query ? 0 : i % fresh);
+            const i64 column = (i64)b * W;
+            const u16* from = query ? a.q + ((column + row / ratio) * a.hq + head * ratio + row % ratio) * hd : (i < fresh ? a.k : a.v) + ((column + w) * a.hk + head) * hd;
+            return (query && row >= rows) || 8 * lane >= hd ? Word4{0, 0, 0, 0} : *(const Word4*)(from + 8 * lane);
+        };
+        Word4 next = row_of(warp);
+        copies_wait<0>();
+        sync();  // the tiles and the angles are there
+#pragma unroll 1
+        for (int i = warp; i < 2 * fresh + M; i += WARPS) {
+            Word4 v = next;
+            if (i + WARPS < 2 * fresh + M) next = row_of(i + WARPS);
+            const bool query = i >= 2 * fresh, value = !query && i >= fresh;
+            const int row = i - 2 * fresh, w = query ? minimum((first + row) / ratio, W - 1) : new_begin + i % fresh;
+            if (!value) v = rotate_row(v, query ? query_norm : key_norm, angles + w * half, hd, half, (float)a.eps, lane);
+            if (query) {
+                if (8 * lane < HD) Operand::put_query(queries, row, lane, v);
+                continue;
+            }
+            const int page = (start + w) / PAGE, at = (start + w) % PAGE;
+            u8* tile = page == page_begin ? keys_of(page) + (value ? Plane::BYTES : 0) : nullptr;
+            put_row<HD, Plane>((void*)(value ? a.values : a.keys), (u16*)(value ? a.value_scales : a.key_scales), place_of(page) + at, tile, at, v, hd, lane);
+        }
+        sync();  // before other pages are read
+    }
     if (STAGES == 2) load_keys(page_begin + 1);
-    for (int i = thread(); i < M * HD / 8; i += threads()) {
+    for (int i = thread(); i < M * HD / 8 && !prepares; i += threads()) {
         const int row = first + i / (HD / 8), d = i % (HD / 8) * 8;
         Word4 v = {0, 0, 0, 0};
         if (row < rows && d < hd) {

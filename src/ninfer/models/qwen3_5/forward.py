@@ -208,8 +208,7 @@ def _attention(p: _Pass, norm: Buffer, w: AttentionWeights, kv: KVPlanes) -> Non
     q, gate, out = (lane.head(p.tokens, s.hq * s.hd) for lane in (ws.query, ws.gate, ws.mixed))
     k, v = (lane.head(p.tokens, s.hk * s.hd) for lane in (ws.key, ws.value))
     p.ops.norm_project((q, k, v, gate), p.x, norm, (w.query, w.key, w.value, w.gate), eps, ws.scratch)
-    p.ops.attention_prepare(q, k, v, w.query_norm, w.key_norm, kv, p.rows, s, eps)
-    p.ops.attention(out, q, gate, kv, p.rows, s, ws.scratch)
+    p.ops.attend(out, q, k, v, gate, w.query_norm, w.key_norm, kv, p.rows, s, eps, ws.scratch)
     p.ops.project_add(p.x, out, w.output)
 
 
