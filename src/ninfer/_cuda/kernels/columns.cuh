@@ -18,10 +18,11 @@ struct Deal {
     int parts, part, row, step;
     DEVICE explicit Deal(int rows) {
         const int warps = threads() / 32, warp = from_lane(thread() / 32, 0);
-        parts = maximum(1, quotient(warps, rows)), step = quotient(warps, parts);
+        parts = parts_of(rows), step = quotient(warps, parts);
         row = quotient(warp, parts), part = warp - row * parts;
         if (row >= step) row = rows;  // no part is left for it
     }
+    static DEVICE int parts_of(int rows) { return maximum(1, quotient(threads() / 32, rows)); }
     DEVICE int first() const { return 16 * (part * 32 + thread() % 32); }
     DEVICE int stride() const { return 16 * 32 * parts; }
 };
@@ -55,42 +56,42 @@ template <int F> struct Norm {
     }
 };
 
-// Columns that came as they were, normed and in operand order; where they are normed, the block has the whole of them.
-// squares: room for a float a column and warp. A thread sees what it asked for alone, and the norm, which all did.
+// Columns that came as they were, in operand order; where they are normed, times what is added to one in the norm, and the
+// block has the whole of them: what their length divides by is left to the end. squares: of a row's parts, max(warps, rows)
+// floats. A thread sees what it asked for alone, so the norm must have been waited for by all.
 template <int F> DEVICE void put_columns(const Stream& a, const Columns& c, const Norm<F>& norm, float* squares) {
     const int columns = (int)a.columns;
     const Deal deal(columns);
-    auto own = [&](int row) { return (u16*)(c.x + row * c.stride); };
-    if (norm.from) {
-#pragma unroll 1
-        for (int row = deal.row; row < columns; row += deal.step) {
-            float square = 0;
-#pragma unroll 2
-            for (int i = deal.first(); i < 2 * c.size; i += deal.stride()) {
-                float f[8];
-                unpack8(f, *(const Word4*)(own(row) + i / 2));
-#pragma unroll
-                for (int j = 0; j < 8; ++j) square += f[j] * f[j];
-            }
-            square = sum_warp(square);
-            if (thread() % 32 == 0) squares[row * deal.parts + deal.part] = square;
-        }
-        sync();
-    }
 #pragma unroll 1
     for (int row = deal.row; row < columns; row += deal.step) {
-        float inverse = 1.0f;
-        if (norm.from) {
-            float square = 0;
-            for (int i = 0; i < deal.parts; ++i) square += squares[row * deal.parts + i];
-            inverse = inverse_root(square * reciprocal((float)a.K) + (float)a.eps);
-        }
+        u16* own = (u16*)(c.x + row * c.stride);
+        float square = 0;
 #pragma unroll 2
         for (int i = deal.first(); i < 2 * c.size; i += deal.stride()) {
-            const u16* factors = norm.from && i < 2 * norm.K ? (const u16*)norm.at(i / 2) - i / 2 : nullptr;
-            *(Word4*)(own(row) + i / 2) = operand_order(normed8(own(row), factors, i / 2, (int)a.K, inverse));
+            Word4 v = *(const Word4*)(own + i / 2);
+            if (norm.from) {
+                float f[8], w[8];
+                unpack8(f, v);
+                unpack8(w, i < 2 * norm.K ? *(const Word4*)norm.at(i / 2) : Word4{0, 0, 0, 0});
+#pragma unroll
+                for (int j = 0; j < 8; ++j) square += f[j] * f[j], f[j] *= 1.0f + w[j];
+                v = {pack(f[0], f[1]), pack(f[2], f[3]), pack(f[4], f[5]), pack(f[6], f[7])};
+            }
+            *(Word4*)(own + i / 2) = operand_order(v);
         }
+        if (!norm.from) continue;
+        square = sum_warp(square);
+        if (thread() % 32 == 0) squares[row * deal.parts + deal.part] = square;
     }
+}
+
+// What is left to multiply a column's sums by: of one that put_columns has normed.
+DEVICE float column_factor(const Stream& a, const float* squares, int column) {
+    const int parts = Deal::parts_of((int)a.columns);
+    float square = 0;
+#pragma unroll 4
+    for (int i = 0; i < parts; ++i) square += squares[column * parts + i];
+    return inverse_root(square * reciprocal((float)a.K) + (float)a.eps);
 }
 
 DEVICE void put_powers(const Stream& a, const Columns& c) {

@@ -5,8 +5,9 @@
 #pragma once
 #include "columns.cuh"
 
-// A block's sums of a tile are done. known: what is known of it, if anything is.
-template <int IT, bool coded, int NT> DEVICE void settle(const Stream& a, const Job& job, const Share& s, Sums<NT>& sums, int tile, const u8* known, int lane) {
+// A block's sums of a tile are done. known: what is known of it, if anything is. squares: of columns normed here.
+template <int IT, bool coded, int NT>
+DEVICE void settle(const Stream& a, const Job& job, const Share& s, Sums<NT>& sums, int tile, const u8* known, const float* squares, int lane) {
     int part = s.slice, parts = s.slices;
     if (!job.whole) s.blocks.share(tile * s.chunks, s.chunks, s.block, part, parts);
     if (!add_parts(a, sums, (int)job.ticket + tile, part, parts, lane)) return;
@@ -15,7 +16,7 @@ template <int IT, bool coded, int NT> DEVICE void settle(const Stream& a, const 
     Known<NT> own;
     if (known) own.load(known, lane, a.result == ADD);
     else own = know_tile<NT, coded, IT>(a, octet, lane);
-    finish_tile<NT, coded, IT>(a, octet, sums, own, lane);
+    finish_tile<NT, coded, IT>(a, octet, sums, own, lane, [&](int column) { return !coded && a.norm ? column_factor(a, squares, column) : 1.0f; });
 }
 
 template <int F> struct NoPlaces {
@@ -86,6 +87,7 @@ DEVICE bool has_head(const Share& s, int w, int tile) { return s.run_begin(w + 1
 
 // This block's part of `job`, whose rows are all of format F.
 template <int IT, int F> DEVICE void stream(const Stream& a, const Job& job, u8* shared) {
+    __shared__ float squares[16];
     constexpr int NT = (IT + 1) / 2, bytes = Chunk<F>::bytes;
     constexpr bool coded = is_coded(F);
     const int warps = 1 << (int)a.warps, warp = from_lane(thread() / 32, 0), lane = thread() % 32, stages = (int)a.stages;
@@ -122,10 +124,13 @@ template <int IT, int F> DEVICE void stream(const Stream& a, const Job& job, u8*
     copies_wait(stages - 3);
     if (settles) known.store(known_at(warp), lane, a.result == ADD);
     if constexpr (coded) put_powers(a, c);
-    else if (!a.sums) put_columns<F>(a, c, norm, (float*)heads);
+    else if (!a.sums) {
+        if (norm.from) sync();  // all of it is there
+        put_columns<F>(a, c, norm, squares);
+    }
     sync();
 
-    auto settle_own = [&](int tile, Sums<NT>& sums) { settle<IT, coded>(a, job, s, sums, tile, nullptr, lane); };
+    auto settle_own = [&](int tile, Sums<NT>& sums) { settle<IT, coded>(a, job, s, sums, tile, nullptr, squares, lane); };
     multiply_run<IT, F>(a, job, s, c, flow, s.run_begin(warp), stages, settle_own, [&](bool head, const Sums<NT>& sums) { sums.store(left_by(warp, head), lane); });
     sync();
     each_left(s, warp, warps, [&](int tile, int first, int last) {
@@ -137,7 +142,7 @@ template <int IT, int F> DEVICE void stream(const Stream& a, const Job& job, u8*
 #pragma unroll
             for (int n = 0; n < NT; ++n) sums.add(n, part[32 * n + lane]);
         }
-        settle<IT, coded>(a, job, s, sums, tile, tile == first_left(s, warp) ? known_at(warp) : nullptr, lane);
+        settle<IT, coded>(a, job, s, sums, tile, tile == first_left(s, warp) ? known_at(warp) : nullptr, squares, lane);
     });
 }
 

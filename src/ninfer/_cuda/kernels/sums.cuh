@@ -125,13 +125,14 @@ template <int NT, bool coded, int IT> DEVICE Known<NT> know_tile(const Stream& a
     return known;
 }
 
-// Put the sums of a tile where they belong.
-template <int NT, bool coded, int IT>
-DEVICE void finish_tile(const Stream& a, const Octet (&octet)[2], const Sums<NT>& sums, const Known<NT>& known, int lane) {
+// Put the sums of a tile, times the factors of its columns, where they belong.
+template <int NT, bool coded, int IT, class Factor>
+DEVICE void finish_tile(const Stream& a, const Octet (&octet)[2], const Sums<NT>& sums, const Known<NT>& known, int lane, Factor factor) {
     const int halves = a.result == SWIGLU ? 1 : 2;
     const Segment& s = a.segment[octet[0].segment];
     each_column<NT, coded, IT>(a, lane, [&](int n, int i, int column) {
-        float sum[2] = {known.factor[0] * sums.v[n][i], known.factor[1] * sums.v[n][2 + i]};
+        const float of_column = factor(column);
+        float sum[2] = {of_column * known.factor[0] * sums.v[n][i], of_column * known.factor[1] * sums.v[n][2 + i]};
         if (a.result == SWIGLU) sum[0] = silu(sum[0]) * sum[1];
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
