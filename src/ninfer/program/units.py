@@ -319,9 +319,9 @@ class Units:
         rows, hidden = m.input.rows(B, W), m.hidden.slice(0, B * W)
         m.model.forward(rows, recorded=not one)
         m.model.hidden(None, hidden)
+        m.model.logits(hidden, m.logits.slice(0, B * W))  # whose weights are asked for while hidden is made
         if one:
             ops.scatter(m.stored, hidden, rows.write)
-        m.model.logits(hidden, m.logits.slice(0, B * W))
         counted = rows.width if one else m.one.head(B)  # drafts are counted once accepted
         ops.count(m.counts, m.input.fields["lanes"].head(B), rows.tokens.head(B, W), counted)
 
