@@ -94,11 +94,7 @@ def _step(columns: int, shape: GdnShape, recorded: bool) -> tuple[str, str, int]
     """The kernel of a few columns: its module, its name and its shared memory, where a head's state is."""
     if columns == 1:
         return "gdn_one", f"gdn_one{_odd(shape)}", 4 * (FEATURES * (FEATURES + 2 * _WARPS + 2) + 2 * shape.dv + 4)
-    words = (
-        FEATURES * (FEATURES + 4)
-        + 2 * FEW_AT_ONCE * (FEATURES + 8)
-        + FEW_AT_ONCE * (FEATURES + _WARPS + 2 * FEW_AT_ONCE + 6)
-    )
+    words = FEATURES * FEATURES + 2 * FEW_AT_ONCE * (FEATURES + 8) + FEW_AT_ONCE * (_WARPS + 2 * FEW_AT_ONCE + 6)
     if not recorded or columns > FEW_AT_ONCE:  # keys, that the state is updated with
         words += FEATURES * FEW_AT_ONCE
     return "gdn_few", "gdn_few", 4 * words

@@ -27,7 +27,7 @@ CHUNK_BYTES = (2048, 4096, 2176, 2688, 3200, 2176, 2304, 2048)
 CODED = range(2, 6)
 """Formats of integer codes, which meet few columns in fixed point (``kernels/codes.cuh``)."""
 
-BESIDE = (78 << 10) + 512
+BESIDE = 76 << 10
 """Shared memory that a block with few warps leaves free if it can: for one of a small kernel before or after it."""
 
 _FEW = 6

@@ -9,7 +9,7 @@
 #include "gdn_step.cuh"
 
 constexpr int N = 8, INPUTS = TAPS - 1 + N;  // columns at a time, and what they are convolved from
-constexpr int HIGH = WIDE + 4, LONG = DK + 8;  // rows of a state and of queries or keys, so that tiles meet every bank once
+constexpr int LONG = DK + 8;  // rows of queries or keys, so that tiles meet every bank once
 
 // Lane l has the sum over lanes of x[l % n].
 template <int n> DEVICE float sum_lanes(float (&x)[n], int lane) {
@@ -28,18 +28,18 @@ template <int n> DEVICE float sum_lanes(float (&x)[n], int lane) {
 
 // A block's shared memory.
 struct Room {
-    float* state;    // [DK][HIGH]
+    float* state;    // [DK][WIDE], columns in places of their row
     u16* x;          // [2][2 N][LONG]: high and low parts of queries, then keys, not yet of length one; before that, inputs:
     u16* keys_in;    // [INPUTS][2 DK], of queries and keys
     u16* values_in;  // [INPUTS][WIDE]
-    float* values;   // [N][WIDE], then the deltas
+    float* values;   // [N][WIDE], then the deltas, where queries and keys have been
     float* pairs;    // [2][N][N]: L_tj (k_j . q_t) for j <= t, beta_t L_tj (k_j . k_t) for j < t
     float* squares;  // [WARPS][N]
     float* gates;    // [6][N]: log decay, beta, decay up to and after a column, factors of its query and its key
     float* keys;     // [DK][N] as they are, where the state is updated here
 
-    DEVICE explicit Room(u8* shared) : state((float*)shared), x((u16*)(state + DK * HIGH)), keys_in(x), values_in(x + INPUTS * 2 * DK) {
-        values = (float*)(x + 4 * N * LONG), pairs = values + N * WIDE, squares = pairs + 2 * N * N, gates = squares + WARPS * N, keys = gates + 6 * N;
+    DEVICE explicit Room(u8* shared) : state((float*)shared), x((u16*)(state + DK * WIDE)), keys_in(x), values_in(x + INPUTS * 2 * DK), values((float*)x) {
+        pairs = (float*)(x + 4 * N * LONG), squares = pairs + 2 * N * N, gates = squares + WARPS * N, keys = gates + 6 * N;
     }
 };
 
@@ -137,7 +137,7 @@ DEVICE void update(const Room& room, float* state, int dk, int dv) {
     const float decay = room.gates[3 * N - 1];
 #pragma unroll 1
     for (int r = thread() / 32; r < DK; r += WARPS) {
-        float x[4], *own = room.state + r * HIGH + column;
+        float x[4], *own = room.state + r * WIDE + state_column(r, column);
         load4(x, own);
 #pragma unroll
         for (int c = 0; c < 4; ++c) x[c] *= decay;
@@ -192,8 +192,8 @@ KERNEL(gdn_few, Gdn, 256, 4) {
     u16 norm[4];
     if (width > 0) {
         const float* state = a.start[b] == 0 ? nullptr : state_of(a, a.read[b], head);
-        if (dk % 4 == 0 && dv % 4 == 0) load_state<true, HIGH>(room.state, state, dk, dv);
-        else load_state<false, HIGH>(room.state, state, dk, dv);
+        if (dk % 4 == 0 && dv % 4 == 0) load_state<true, true>(room.state, state, dk, dv);
+        else load_state<false, true>(room.state, state, dk, dv);
         fetch(0, 1 - TAPS, 0);
         load_taps(taps[0], a, part, key * dk + own, own < dk);
         load_taps(taps[1], a, 2, head * dv + own, own < dv);
@@ -224,7 +224,7 @@ KERNEL(gdn_few, Gdn, 256, 4) {
         sync();
 
         u16* kept = a.record_c + token * channels;
-        float y[N], squares[N];
+        float y[N], squares[N], v[N / 2];
         convolve<N>(
             taps[0], room.keys_in + thread(), 2 * DK, count, a.record_c && leads && own < dk ? kept + (part * nk + key) * dk + own : nullptr, channels,
             [&](int t, float value) { y[t] = value, squares[t] = value * value; });
@@ -235,7 +235,7 @@ KERNEL(gdn_few, Gdn, 256, 4) {
         convolve<half>(
             taps[1], room.values_in + begin * WIDE + own, WIDE, count - begin,
             a.record_c && own < dv ? kept + begin * channels + 2 * nk * dk + head * dv + own : nullptr, channels,
-            [&](int t, float value) { room.values[(begin + t) * WIDE + own] = value; });
+            [&](int t, float value) { v[t] = value; });
         sync();
         if (thread() < 2 * N) {
             const int kind = thread() / N;
@@ -275,13 +275,17 @@ KERNEL(gdn_few, Gdn, 256, 4) {
                 u32 s_high[2], s_low[2];
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
-                    const float* s = room.state + (k + 8 * i + lane % 4 * 2) * HIGH + 16 * warp + 8 * j + lane / 4;
-                    s_high[i] = pack(s[0], s[HIGH]);
-                    s_low[i] = pack(s[0] - ::low(s_high[i]), s[HIGH] - ::high(s_high[i]));
+                    const int r = k + 8 * i + lane % 4 * 2;
+                    const float* s = room.state + r * WIDE + state_column(r, 16 * warp + 8 * j + lane / 4);
+                    s_high[i] = pack(s[0], s[WIDE]);
+                    s_low[i] = pack(s[0] - ::low(s_high[i]), s[WIDE] - ::high(s_high[i]));
                 }
                 sums[j].add(high, low, s_high, s_low);
             }
         }
+        sync();
+#pragma unroll
+        for (int t = 0; t < half; ++t) room.values[(begin + t) * WIDE + own] = v[t];
         sync();
 
         const float beta = room.gates[N + t], decay = room.gates[2 * N + t], of_q = decay * room.gates[4 * N + t], of_k = decay * room.gates[5 * N + t];
