@@ -25,6 +25,7 @@ def test_kernels_under_the_simulator(depth: str) -> None:
         depth,
         str(here / "simulated_memory.py"),
         str(here / "simulated_sampler.py"),
+        str(here / "simulated_select.py"),
     ]
     done = subprocess.run(command, env=environment, cwd=here.parents[1], capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

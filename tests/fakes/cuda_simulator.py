@@ -57,14 +57,15 @@ def flat(buffer: CudaBuffer) -> np.ndarray:
 
 
 class SimulatedDevice:
-    """``threads``: of a block of ``decide``; fewer than there are listed ids, or enough to narrow them."""
+    """``threads`` of a block of ``decide``, fewer than there are listed ids, or enough to narrow them, with
+    the ``capacity`` that these need, and at most ``groups``."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, groups: int = 16, capacity: int = 512) -> None:
         sampling.SHIFT, sampling.WHOLE_BLOCKS = 5, 3
         self._memory: list[np.ndarray] = []
         self._kernels = {
             "survey": (cuda.jit(kernels.make_survey(SURVEY_THREADS)), SURVEY_THREADS),
-            "decide": (cuda.jit(kernels.make_decide(threads, 16, 512)), threads),
+            "decide": (cuda.jit(kernels.make_decide(threads, groups, capacity)), threads),
             "chain": (cuda.jit(kernels.chain), None),
             "tally": (cuda.jit(sampler_whole.make_tally(4)), 4),
             "collect": (cuda.jit(sampler_whole.make_collect(4)), 4),

@@ -1,4 +1,4 @@
-"""What the threads of a block do together: sums in a fixed order, sorting, and looking through the best groups."""
+"""What the threads of a block do together: sums in a fixed order, and sorting."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numba import cuda
 
-from ninfer._cuda.sampler_keys import NONE, key_of, token_of, value_of
+from ninfer._cuda.sampler_keys import NONE, value_of
 
 
 @cuda.jit(device=True)
@@ -57,63 +57,6 @@ def fill_and_sort(keys, filled):
         keys[i] = NONE
         i += cuda.blockDim.x
     _sort(keys, n)
-
-
-@cuda.jit(device=True)
-def best_of(keys, first, n, thread_best):
-    """The largest of ``keys[first : first + n]``, for all threads, of which there is a power of two."""
-    tid, half = cuda.threadIdx.x, cuda.blockDim.x >> 1
-    mine = NONE
-    i = tid
-    while i < n:
-        mine = max(mine, keys[first + i])
-        i += cuda.blockDim.x
-    thread_best[tid] = mine
-    cuda.syncthreads()
-    while half > 0:
-        if tid < half:
-            thread_best[tid] = max(thread_best[tid], thread_best[tid + half])
-        cuda.syncthreads()
-        half >>= 1
-    best = thread_best[0]
-    cuda.syncthreads()
-    return best
-
-
-@cuda.jit(device=True)
-def gather(listed, want, groups, shift, heads, top_keys, thread_best, filled, at):
-    """Sort into ``listed`` the ids that can be among the ``want`` best, those and perhaps more; their number, and
-    whether ids were left out. ``top_keys`` are the sorted heads."""
-    tid, threads = cuda.threadIdx.x, cuda.blockDim.x
-    scanned = 0
-    while scanned < min(want, groups) and top_keys[scanned] != NONE:
-        scanned += 1
-    elements, ids = scanned << shift, (1 << shift) - 1
-    # No worse than the want-th best of what each thread has seen.
-    mine = NONE
-    i = tid
-    while i < elements:
-        v = (token_of(top_keys[i >> shift]) & ~ids) + (i & ids)
-        if v < at.V:
-            mine = max(mine, key_of(v, at))
-        i += threads
-    thread_best[tid] = mine
-    if tid == 0:
-        filled[0] = 0
-    _sort(thread_best, threads)
-    floor = thread_best[want - 1] if want <= threads else NONE
-    i = tid
-    while i < elements:
-        v = (token_of(top_keys[i >> shift]) & ~ids) + (i & ids)
-        if v < at.V:
-            key = key_of(v, at)
-            if key != NONE and key >= floor:
-                listed[cuda.atomic.add(filled, 0, 1)] = key
-        i += threads
-    cuda.syncthreads()
-    gathered = filled[0]
-    fill_and_sort(listed, gathered)
-    return gathered, floor != NONE
 
 
 @cuda.jit(device=True)

@@ -1,25 +1,40 @@
-"""What one thread decides: where a distribution is cut, whether a draft is kept, what a refused one takes from the
-distribution, and the draw."""
+"""What a block decides: where a distribution is cut, whether a draft is kept, what a refused one takes from the
+distribution, and the draw. Every thread runs through it and knows the result; sums in order are one after another in
+each of them."""
 
 from __future__ import annotations
 
+import numpy as np
 from numba import cuda
 
-from ninfer._cuda.sampler_keys import F0, F1, NONE, key_of, uniform, value_of, weight_of
-from ninfer._cuda.sampling import ACCEPTANCE, CORRECTION
+from ninfer._cuda.sampler_keys import F0, F1, NONE, key_of, rounds, token_of, uniform, value_of, weight_of
+from ninfer._cuda.sampling import ACCEPTANCE, ALTERNATIVES, CORRECTION, LISTED
+
+_SUMS = LISTED + 1
 
 
 @cuda.jit(device=True)
-def truncate(weights, limit, total, min_p, top_p):
-    """How many of the listed weights stay, their sum, and whether the cut fell among them."""
+def truncate(weights, limit, whole, unlisted, min_p, top_p, threads):
+    """How many of the listed weights stay, their sum, and that of all: ``whole`` where there are ``unlisted`` ones."""
+    runs = cuda.shared.array(_SUMS, np.float32)
+    cut = cuda.shared.array(1, np.int32)
+    tid = cuda.threadIdx.x
+    if tid == 0:
+        run = F0
+        for i in range(limit):
+            runs[i] = run
+            run += weights[i]
+        runs[limit] = run
+        cut[0] = limit
+    cuda.syncthreads()
+    total = whole if unlisted else runs[limit]
     target = top_p * total
-    run, kept = F0, 0
-    while kept < limit:
-        if kept > 0 and (weights[kept] < min_p or (top_p < F1 and run >= target)):
-            return kept, run, True
-        run += weights[kept]
-        kept += 1
-    return kept, run, False
+    for k in range(rounds(LISTED, threads)):
+        j = tid + k * threads
+        if j > 0 and j < limit and (weights[j] < min_p or (top_p < F1 and runs[j] >= target)):
+            cuda.atomic.min(cut, 0, j)
+    cuda.syncthreads()
+    return cut[0], runs[cut[0]], total
 
 
 @cuda.jit(device=True)
@@ -34,83 +49,97 @@ def proposed(draft, first, candidates, ids, q):
 
 
 @cuda.jit(device=True)
-def remove(removed_keys, removed, draft, first, candidates, ids, q, least, mass, top, at):
-    """What the proposal of a refused draft takes from the weights of kept ids."""
-    for c in range(max(candidates, 1)):
-        v = ids[first + c] if candidates else draft
+def remove(taken, removed_keys, removed, draft, first, candidates, ids, q, least, mass, top, at, threads):
+    """What the proposal of a refused draft takes from the weights of its ``taken`` ids, those that are kept."""
+    for k in range(rounds(ALTERNATIVES, threads)):
+        c = cuda.threadIdx.x + k * threads
+        if c < ALTERNATIVES:
+            removed_keys[c] = NONE
+            removed[c] = F0
+        v = -1
+        if c < taken:
+            v = ids[first + c] if candidates else draft
         if v >= 0 and v < at.V:
             key = key_of(v, at)
             if key != NONE and key >= least:
                 removed_keys[c] = key
                 removed[c] = min(weight_of(key, top, at.temperature), (q[first + c] if candidates else F1) * mass)
+    cuda.syncthreads()
 
 
 @cuda.jit(device=True)
-def _left(j, listed, weights, taken, removed_keys, removed):
-    """Weight of a listed id less what is removed."""
-    weight = weights[j]
-    for c in range(taken):
-        if removed_keys[c] == listed[j]:
-            weight -= removed[c]
-    return weight
-
-
-@cuda.jit(device=True)
-def draw(u, whole_mass, beyond, least, limit, listed, weights, taken, removed_keys, removed):
-    """Draw from what is left of the kept weights: the key and the goal of its search, key 0 where that goes beyond the
-    listed ids (``beyond``: kept ids do). taken: of how many ids something is removed."""
-    left = F0
-    for j in range(limit):
-        if listed[j] >= least:
-            left += _left(j, listed, weights, taken, removed_keys, removed)
+def _reduce(whole_mass, beyond, limit, listed, weights, taken, removed_keys, removed, top, at, threads):
+    """Take what is removed from the listed weights; what is left of all kept ones."""
+    tid = cuda.threadIdx.x
+    for k in range(rounds(LISTED, threads)):
+        j = tid + k * threads
+        if j < limit:
+            for c in range(taken):
+                if removed_keys[c] == listed[j]:
+                    weights[j] -= removed[c]
+    cuda.syncthreads()
+    left = whole_mass if beyond else F0
     if beyond:
-        left = whole_mass
         for c in range(taken):
             left -= removed[c]
-    if left <= F0:  # only rounding can leave nothing: the distribution itself, then
-        left = whole_mass
-        for c in range(taken):
-            removed_keys[c] = NONE
-            removed[c] = F0
-    goal = u * left
-    run, key = F0, listed[0]
+    else:
+        for i in range(limit):
+            left += weights[i]
+    if left > F0:
+        return left
+    cuda.syncthreads()  # only rounding can leave nothing: the distribution itself, then
+    for k in range(rounds(LISTED, threads)):
+        j = tid + k * threads
+        if j < limit:
+            weights[j] = weight_of(listed[j], top, at.temperature)
+        if j < taken:
+            removed_keys[j] = NONE
+            removed[j] = F0
+    cuda.syncthreads()
+    return whole_mass
+
+
+@cuda.jit(device=True)
+def draw(goal, beyond, least, limit, listed, weights):
+    """The key at which the sum of kept weights passes ``goal``; 0 where that is beyond the listed ids (``beyond``: kept
+    ids are)."""
+    run, last = F0, 0
     for j in range(limit):
-        weight = _left(j, listed, weights, taken, removed_keys, removed)
-        if listed[j] >= least and weight > F0:
+        weight = weights[j]
+        if weight > F0 and (not beyond or listed[j] >= least):
             run += weight
-            key = listed[j]
+            last = j
             if run > goal:
-                return key, goal
-    return (NONE if beyond else key), goal
+                return listed[j]
+    return NONE if beyond else listed[last]
 
 
 @cuda.jit(device=True)
 def conclude(
     at, w, last, limit, least, mass, beyond, listed, weights, removed_keys, removed, seed, index, purpose, columns,
-    candidates, drafts, draft_ids, draft_q,
+    candidates, drafts, draft_ids, draft_q, threads,
 ):  # fmt: skip
     """Column ``w`` of a row of ``last`` drafts, over kept ids: those from the key ``least`` on, whose weights sum to
-    ``mass``. The decided key, whether it is the draft, and the goal of the search where the key is NONE."""
-    p, b, draft = at.p, at.b, -1
+    ``mass``: the ``limit`` listed ones or, ``beyond``, perhaps fewer of them and perhaps more. The decided key, whether
+    it is the draft, and the goal of the search where the key is NONE."""
+    p, b, draft, top = at.p, at.b, -1, value_of(listed[0])
     first = (columns * b + w) * candidates
-    greedy = at.temperature <= F0
     if w < last:
         draft = drafts[columns * b + w]
+    if at.temperature <= F0:
+        return listed[0], 1 if token_of(listed[0]) == draft else 0, F0
+    left = mass
+    if w < last:
         key = key_of(draft, at) if draft >= 0 and draft < at.V else NONE
-        if greedy:
-            if key == listed[0]:
-                return key, 1, F0
-        elif key != NONE and key >= least:
+        if key != NONE and key >= least:
             u = uniform(seed[2 * b], seed[2 * b + 1], index[p], ACCEPTANCE)
             odds = u * proposed(draft, first, candidates, draft_ids, draft_q) * mass
-            if odds < weight_of(key, value_of(listed[0]), at.temperature):
+            if odds < weight_of(key, top, at.temperature):
                 return key, 1, F0
-    if greedy:
-        return listed[0], 0, F0
-    taken = 0
-    if w < last:
-        taken, top = max(candidates, 1), value_of(listed[0])
-        remove(removed_keys, removed, draft, first, candidates, draft_ids, draft_q, least, mass, top, at)
-    u = uniform(seed[2 * b], seed[2 * b + 1], index[p], CORRECTION if w < last else purpose[p])
-    key, goal = draw(u, mass, beyond, least, limit, listed, weights, taken, removed_keys, removed)
-    return key, 0, goal
+        taken = max(candidates, 1)
+        remove(
+            taken, removed_keys, removed, draft, first, candidates, draft_ids, draft_q, least, mass, top, at, threads
+        )
+        left = _reduce(mass, beyond, limit, listed, weights, taken, removed_keys, removed, top, at, threads)
+    goal = uniform(seed[2 * b], seed[2 * b + 1], index[p], CORRECTION if w < last else purpose[p]) * left
+    return draw(goal, beyond, least, limit, listed, weights), 0, goal

@@ -21,9 +21,10 @@ import numpy as np
 from numba import cuda
 
 from ninfer._cuda import sampler_whole
-from ninfer._cuda.sampler_block import best_of, fill_and_sort, gather, sum_of_groups, tree_sum
+from ninfer._cuda.sampler_block import sum_of_groups, tree_sum
 from ninfer._cuda.sampler_draw import conclude, truncate
-from ninfer._cuda.sampler_keys import BROKEN, F0, F1, NONE, exp, key_of, position, token_of, value_of, weight_of
+from ninfer._cuda.sampler_keys import BROKEN, F0, F1, NONE, exp, key_of, position, rounds, token_of, value_of, weight_of
+from ninfer._cuda.sampler_select import best_of, gather, rank
 from ninfer._cuda.sampling import (
     ALTERNATIVES,
     CAPACITY,
@@ -79,7 +80,7 @@ def make_survey(threads):
         head = best[0]
         if tid == 0:
             heads[p * groups + g] = head
-        b = p // W
+        b = at.b
         wants_norm = whole[4 * b + 1] >= 0
         wants_mass = whole[4 * b] == 0 and at.temperature > F0
         if head == BROKEN or head == NONE or not (wants_norm or wants_mass):  # noqa: SIM109
@@ -104,8 +105,10 @@ def make_survey(threads):
 
 
 def make_decide(threads, most_groups, capacity):
-    """The kernel ``decide`` for blocks of ``threads``, a power of two, at most ``most_groups`` groups and ``capacity``
-    gathered keys: at least ``LISTED * ceil(LISTED * group / threads)``, or the vocabulary where threads < LISTED."""
+    """The kernel ``decide`` for blocks of ``threads``, a power of eight, and at most ``most_groups`` groups.
+    capacity: keys that there is room for, no fewer than most_groups, and than ``LISTED * ceil(LISTED * group /
+    threads)`` or, where threads < LISTED, the vocabulary."""
+    room = capacity + threads
 
     def decide(
         token, logprob, alt_ids, alt_logprobs, flags, heads, norms, masses, keys, facts, notes, logits, masks, counts,
@@ -116,18 +119,16 @@ def make_decide(threads, most_groups, capacity):
 
         flags i32 [P]: 1 where the position keeps its draft; its token is then the draft.
         """
-        top_keys = cuda.shared.array(most_groups, np.uint64)
-        listed = cuda.shared.array(capacity, np.uint64)
+        seen = cuda.shared.array(room, np.uint64)
+        listed = cuda.shared.array(LISTED, np.uint64)
         weights = cuda.shared.array(LISTED, np.float32)
-        thread_best = cuda.shared.array(threads, np.uint64)
         sums = cuda.shared.array(threads, np.float64)
-        filled = cuda.shared.array(1, np.int32)
         removed_keys = cuda.shared.array(ALTERNATIVES, np.uint64)
         removed = cuda.shared.array(ALTERNATIVES, np.float32)
 
         tid, p = cuda.threadIdx.x, cuda.blockIdx.x
         at = position(p, W, V, columns, logits, masks, counts, real, whole, drafts)
-        b, w = at.b, p % W
+        b, w = at.b, at.w
         last = draft_count[b] if columns else w
         if w > last:
             return
@@ -135,7 +136,13 @@ def make_decide(threads, most_groups, capacity):
         top_k, alternatives = whole[4 * b], whole[4 * b + 1]
         greedy = temperature <= F0
 
-        best = best_of(heads, p * groups, groups, thread_best)
+        mine = NONE
+        for k in range(rounds(most_groups, threads)):
+            g = tid + k * threads
+            if g < groups:
+                seen[g] = heads[p * groups + g]
+                mine = max(mine, seen[g])
+        best, low = best_of(mine, seen, capacity, threads)
         if best == BROKEN or best == NONE:  # noqa: SIM109
             if tid == 0:
                 token[p] = NOT_FINITE if best == BROKEN else NO_LEGAL_TOKEN
@@ -146,65 +153,55 @@ def make_decide(threads, most_groups, capacity):
         want = min(max(limit, alternatives), LISTED)
         gathered, narrowed = 1, True
         if want > 1:
-            g = tid
-            while g < groups:
-                top_keys[g] = heads[p * groups + g]
-                g += threads
-            fill_and_sort(top_keys, groups)
-            gathered, narrowed = gather(listed, want, groups, shift, heads, top_keys, thread_best, filled, at)
-        elif tid == 0:
-            listed[0] = best
+            gathered, narrowed = gather(seen, capacity, most_groups, want, groups, shift, low, best, threads, at)
+            rank(seen, gathered, listed, threads)
+        else:
+            if tid == 0:
+                listed[0] = best
+            cuda.syncthreads()
         found = min(gathered, want)
         limit = min(limit, found)
         unlisted = top_k == 0 and not greedy and (narrowed or gathered > LISTED)
-        cuda.syncthreads()
-        top = value_of(listed[0])
-        j = tid
-        while j < limit:
-            weights[j] = F1 if greedy else weight_of(listed[j], top, temperature)
-            j += threads
-        c = tid
-        while c < ALTERNATIVES:
-            removed_keys[c] = NONE
-            removed[c] = F0
-            c += threads
+        top = value_of(best)
         total, norm = np.float64(0.0), np.float64(0.0)
         if unlisted:
             total = sum_of_groups(masses, temperature, top, groups, heads, at, sums)
         if alternatives >= 0:
             norm = np.float64(top) + math.log(sum_of_groups(norms, F1, top, groups, heads, at, sums))
-        j = tid
-        while j < alternatives:
-            alt_ids[p * ALTERNATIVES + j] = token_of(listed[j]) if j < found else -1
-            alt_logprobs[p * ALTERNATIVES + j] = (
-                np.float32(np.float64(value_of(listed[j])) - norm) if j < found else np.float32(-math.inf)
-            )
-            j += threads
+        for k in range(rounds(ALTERNATIVES, threads)):
+            j = tid + k * threads
+            if j < alternatives:
+                alt_ids[p * ALTERNATIVES + j] = token_of(listed[j]) if j < found else -1
+                alt_logprobs[p * ALTERNATIVES + j] = (
+                    np.float32(np.float64(value_of(listed[j])) - norm) if j < found else np.float32(-math.inf)
+                )
         if unlisted:  # what the kernels of the whole vocabulary begin with
-            j = tid
-            while j < limit:
-                keys[p * KEYS + j] = listed[j]
-                j += threads
-        cuda.syncthreads()
+            for k in range(rounds(LISTED, threads)):
+                j = tid + k * threads
+                if j < limit:
+                    keys[p * KEYS + j] = listed[j]
 
+        kept, mass = 1, F1
+        if not greedy:
+            for k in range(rounds(LISTED, threads)):
+                j = tid + k * threads
+                if j < limit:
+                    weights[j] = weight_of(listed[j], top, temperature)
+            cuda.syncthreads()
+            kept, mass, of = truncate(weights, limit, np.float32(total), unlisted, min_p, top_p, threads)
+            if unlisted and kept == limit:
+                if tid == 0:
+                    facts[p * FACTS], facts[p * FACTS + 1] = total, norm
+                    facts[p * FACTS + 2] = np.float64(top_p * of) if top_p < F1 else math.inf
+                    notes[p * NOTES], notes[p * NOTES + 1] = OPEN, limit
+                return
+        key, flag, _ = conclude(
+            at, w, last, kept, listed[kept - 1], mass, False, listed, weights, removed_keys, removed, seed, index,
+            purpose, columns, candidates, drafts, draft_ids, draft_q, threads,
+        )  # fmt: skip
         if tid == 0:
-            of = np.float32(total)
-            if not unlisted:
-                of = F0
-                for j in range(limit):
-                    of += weights[j]
-            kept, run, cut = truncate(weights, limit, of, min_p, top_p)
-            if unlisted and not cut:
-                facts[p * FACTS], facts[p * FACTS + 1] = total, norm
-                facts[p * FACTS + 2] = np.float64(top_p * of) if top_p < F1 else math.inf
-                notes[p * NOTES], notes[p * NOTES + 1] = OPEN, limit
-            else:
-                key, flag, _ = conclude(
-                    at, w, last, limit, listed[kept - 1], run, False, listed, weights, removed_keys, removed, seed,
-                    index, purpose, columns, candidates, drafts, draft_ids, draft_q,
-                )  # fmt: skip
-                flags[p], token[p] = flag, token_of(key)
-                logprob[p] = np.float32(np.float64(value_of(key)) - norm) if alternatives >= 0 else F0
+            flags[p], token[p] = flag, token_of(key)
+            logprob[p] = np.float32(np.float64(value_of(key)) - norm) if alternatives >= 0 else F0
 
     return decide
 

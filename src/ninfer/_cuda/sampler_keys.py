@@ -17,18 +17,18 @@ _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 _SIGN = np.uint64(0x80000000)
 _BYTE = np.uint32(8)
-_BITS = np.uint32(31)
-_ONE = np.uint32(1)
+BITS = np.uint32(31)
+ONE = np.uint32(1)
 _M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _W0, _W1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 F0, F1 = np.float32(0.0), np.float32(1.0)
 _UNIT = np.float32(2.0**-24)
 
 Position = namedtuple(
-    "Position", "p b before V logits masks counts lane masked presence frequency temperature drafts first_draft"
+    "Position", "p b w before V logits masks counts lane masked presence frequency temperature drafts first_draft"
 )
-"""One position ``p`` of row ``b``: where its logits and mask are, how they are penalised, and the ``before`` drafts of
-its row from ``drafts[first_draft]`` on that precede it."""
+"""One position ``p``, column ``w`` of row ``b``: where its logits and mask are, how they are penalised, and the
+``before`` drafts of its row from ``drafts[first_draft]`` on that precede it."""
 
 
 @cuda.jit(device=True)
@@ -76,9 +76,17 @@ def weight_of(key, top, temperature):
 
 
 @cuda.jit(device=True)
+def penalised(z, n, at):
+    """Logit of an id that has been seen ``n`` times."""
+    if n > 0:  # in float64 the product is exact, so that no machine can round it differently
+        z = z - np.float32(np.float64(at.presence) + np.float64(at.frequency) * np.float64(n))
+    return z
+
+
+@cuda.jit(device=True)
 def key_of(v, at):
     """Key of id ``v`` at a position: 0 if it is not legal, BROKEN if not finite."""
-    if at.masked and not (at.masks[at.p * ((at.V + 31) >> 5) + (v >> 5)] >> (np.uint32(v) & _BITS)) & _ONE:
+    if at.masked and not (at.masks[at.p * ((at.V + 31) >> 5) + (v >> 5)] >> (np.uint32(v) & BITS)) & ONE:
         return NONE
     z = at.logits[at.p * at.V + v]
     if not math.isfinite(z):
@@ -88,16 +96,23 @@ def key_of(v, at):
         for j in range(at.before):
             if at.drafts[at.first_draft + j] == v:
                 n += 1
-        if n > 0:  # in float64 the product is exact, so that no machine can round it differently
-            z = z - np.float32(np.float64(at.presence) + np.float64(at.frequency) * np.float64(n))
+        z = penalised(z, n, at)
     return order_key(z, v)
 
 
 @cuda.jit(device=True)
 def position(p, W, V, columns, logits, masks, counts, real, whole, drafts):
-    b = p // W
-    before = p % W if columns else 0
+    b = np.int32(np.uint32(p) // np.uint32(W))  # of 32 bits: a division of 64 is a hundred instructions
+    w = p - b * W
+    before = w if columns else 0
     return Position(
-        p, b, before, V, logits, masks, counts, whole[4 * b + 3], whole[4 * b + 2] != 0, real[5 * b + 3],
+        p, b, w, before, V, logits, masks, counts, whole[4 * b + 3], whole[4 * b + 2] != 0, real[5 * b + 3],
         real[5 * b + 4], real[5 * b], drafts, columns * b,
     )  # fmt: skip
+
+
+@cuda.jit(device=True)
+def rounds(n, threads):
+    """How often ``threads`` go over up to ``n`` things. Loops over a number that the compiler knows do not become code
+    for four rounds and for the rest, which is fetched to be executed once."""
+    return (n + threads - 1) // threads

@@ -276,7 +276,7 @@ def make_settle(threads):
         at = position(p, W, V, columns, logits, masks, counts, real, whole, drafts)
         if notes[NOTES * p] != OPEN:
             return
-        b, w, limit, top = at.b, p % W, notes[NOTES * p + 1], value_of(keys[KEYS * p])
+        b, w, limit, top = at.b, at.w, notes[NOTES * p + 1], value_of(keys[KEYS * p])
         total, goal = facts[FACTS * p], facts[FACTS * p + 2]
         top_p, min_p = real[5 * b + 1], real[5 * b + 2]
         j = tid
@@ -306,11 +306,11 @@ def make_settle(threads):
                     run += _units(weight_of(found[j], top, at.temperature))
                     least = found[j]
                 mass = np.float64(run) / _UNITS
+        key, flag, goal = conclude(
+            at, w, draft_count[b] if columns else w, limit, least, np.float32(mass), True, listed, weights,
+            removed_keys, removed, seed, index, purpose, columns, candidates, drafts, draft_ids, draft_q, threads,
+        )  # fmt: skip
         if tid == 0:
-            key, flag, goal = conclude(
-                at, w, draft_count[b] if columns else w, limit, least, np.float32(mass), True, listed, weights,
-                removed_keys, removed, seed, index, purpose, columns, candidates, drafts, draft_ids, draft_q,
-            )  # fmt: skip
             flags[p] = flag
             notes[NOTES * p] = DRAWN if key == NONE else 0
             if key != NONE:

@@ -19,12 +19,16 @@ ALTERNATIVES = 20
 LISTED = 64
 """Best ids of a position that are listed in order; more only where a distribution over everything needs them."""
 
+RANKED = 2 * LISTED
+"""Keys that may have to be put in order for that."""
+
 SURVEY_THREADS, DECIDE_THREADS = 128, 512
 SHIFT = 8
 """log2 of the ids of a group."""
 MOST_GROUPS = 1024
 CAPACITY = LISTED * (-(-(LISTED << SHIFT) // DECIDE_THREADS))
-"""Keys that ``decide`` can gather: at most LISTED threads hold any, each at most its share of LISTED groups."""
+"""Keys that ``decide`` has room for: it can choose them so that at most LISTED threads hold any, each at most its share
+of LISTED groups."""
 
 WHOLE_THREADS, WHOLE_BLOCKS = 256, 64
 """Of the kernels that look for a sum of weights among all ids; blocks that share a position."""
