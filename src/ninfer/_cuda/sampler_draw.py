@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 from numba import cuda
 
-from ninfer._cuda.sampler_keys import F0, F1, NONE, key_of, rounds, token_of, uniform, value_of, weight_of
+from ninfer._cuda.sampler_keys import F0, F1, NONE, key_of, rounds, thread, token_of, uniform, value_of, weight_of
 from ninfer._cuda.sampling import ACCEPTANCE, ALTERNATIVES, CORRECTION, LISTED
 
 _SUMS = LISTED + 1
@@ -18,7 +18,7 @@ def truncate(weights, limit, whole, unlisted, min_p, top_p, threads):
     """How many of the listed weights stay, their sum, and that of all: ``whole`` where there are ``unlisted`` ones."""
     runs = cuda.shared.array(_SUMS, np.float32)
     cut = cuda.shared.array(1, np.int32)
-    tid = cuda.threadIdx.x
+    tid = thread()
     if tid == 0:
         run = F0
         for i in range(limit):
@@ -52,7 +52,7 @@ def proposed(draft, first, candidates, ids, q):
 def remove(taken, removed_keys, removed, draft, first, candidates, ids, q, least, mass, top, at, threads):
     """What the proposal of a refused draft takes from the weights of its ``taken`` ids, those that are kept."""
     for k in range(rounds(ALTERNATIVES, threads)):
-        c = cuda.threadIdx.x + k * threads
+        c = thread() + k * threads
         if c < ALTERNATIVES:
             removed_keys[c] = NONE
             removed[c] = F0
@@ -70,7 +70,7 @@ def remove(taken, removed_keys, removed, draft, first, candidates, ids, q, least
 @cuda.jit(device=True)
 def _reduce(whole_mass, beyond, limit, listed, weights, taken, removed_keys, removed, top, at, threads):
     """Take what is removed from the listed weights; what is left of all kept ones."""
-    tid = cuda.threadIdx.x
+    tid = thread()
     for k in range(rounds(LISTED, threads)):
         j = tid + k * threads
         if j < limit:

@@ -23,7 +23,20 @@ from numba import cuda
 from ninfer._cuda import sampler_whole
 from ninfer._cuda.sampler_block import sum_of_groups, tree_sum
 from ninfer._cuda.sampler_draw import conclude, truncate
-from ninfer._cuda.sampler_keys import BROKEN, F0, F1, NONE, exp, key_of, position, rounds, token_of, value_of, weight_of
+from ninfer._cuda.sampler_keys import (
+    BROKEN,
+    F0,
+    F1,
+    NONE,
+    exp,
+    key_of,
+    position,
+    rounds,
+    thread,
+    token_of,
+    value_of,
+    weight_of,
+)
 from ninfer._cuda.sampler_select import best_of, gather, rank
 from ninfer._cuda.sampling import (
     ALTERNATIVES,
@@ -126,7 +139,7 @@ def make_decide(threads, most_groups, capacity):
         removed_keys = cuda.shared.array(ALTERNATIVES, np.uint64)
         removed = cuda.shared.array(ALTERNATIVES, np.float32)
 
-        tid, p = cuda.threadIdx.x, cuda.blockIdx.x
+        tid, p = thread(), cuda.blockIdx.x
         at = position(p, W, V, columns, logits, masks, counts, real, whole, drafts)
         b, w = at.b, at.w
         last = draft_count[b] if columns else w

@@ -112,6 +112,12 @@ def position(p, W, V, columns, logits, masks, counts, real, whole, drafts):
 
 
 @cuda.jit(device=True)
+def thread():
+    """Number of the thread, known to be no negative index: Numba would look whether it counts from an array's end."""
+    return np.int64(np.uint32(cuda.threadIdx.x))
+
+
+@cuda.jit(device=True)
 def rounds(n, threads):
     """How often ``threads`` go over up to ``n`` things. Loops over a number that the compiler knows do not become code
     for four rounds and for the rest, which is fetched to be executed once."""

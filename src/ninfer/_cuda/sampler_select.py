@@ -13,7 +13,7 @@ import math
 import numpy as np
 from numba import cuda
 
-from ninfer._cuda.sampler_keys import BITS, F0, NONE, ONE, order_key, penalised, rounds
+from ninfer._cuda.sampler_keys import BITS, F0, NONE, ONE, order_key, penalised, rounds, thread
 from ninfer._cuda.sampling import LISTED, RANKED
 
 AHEAD = 5
@@ -21,6 +21,7 @@ AHEAD = 5
 _ONE = np.uint64(1)
 _NAN = np.float32(math.nan)
 _CHOSEN = LISTED + 1
+_OWN = 64  # as many keys as a thread may have; registers, and no more than it has
 
 
 @cuda.jit(device=True)
@@ -28,7 +29,7 @@ def best_of(mine, keys, first, threads):
     """The largest key ``mine`` of all threads, and a bound that LISTED threads reach, or NONE. ``keys[first:]`` is room
     for a key of each thread, of which there is a power of eight."""
     lows = cuda.shared.array(8, np.uint64)
-    tid, n = cuda.threadIdx.x, threads
+    tid, n = thread(), threads
     if tid < 8:
         lows[tid] = NONE
     keys[first + tid] = mine
@@ -55,14 +56,17 @@ def best_of(mine, keys, first, threads):
 def _threshold(keys, first, n, most, want, low, best, threads):
     """A bound that ``want`` of ``keys[first : first + n]`` reach, and how many do: fewer where only those reach
     ``low``. ``want`` of them reach ``low``, unless it is NONE; ``best`` is the largest. n <= most."""
+    own = cuda.local.array(_OWN, np.uint64)
+    for k in range(rounds(most, threads)):
+        i = k * threads + thread()
+        own[k] = keys[first + i] if i < n else NONE
     low, high = max(low, _ONE), best + _ONE
     probe = low
     while True:
         reached = 0
         for k in range(rounds(most, threads)):
             if k * threads < n:
-                i = k * threads + cuda.threadIdx.x
-                reached += cuda.syncthreads_count(1 if i < n and keys[first + i] >= probe else 0)
+                reached += cuda.syncthreads_count(1 if own[k] >= probe else 0)
         if reached >= want:
             low = probe
         else:
@@ -80,7 +84,7 @@ def _sift(keys, capacity, floor, elements, shift, chosen, filled, threads, at):
     ids = cuda.local.array(AHEAD, np.int32)
     seen = cuda.local.array(AHEAD, np.int32)
     mine, inside = NONE, (1 << shift) - 1
-    i = cuda.threadIdx.x
+    i = thread()
     while i < elements:
         for k in range(AHEAD):
             v = (chosen[min(i >> shift, LISTED)] << shift) + (i & inside)
@@ -123,7 +127,7 @@ def gather(keys, capacity, most_groups, want, groups, shift, low, best, threads,
     chosen = cuda.shared.array(_CHOSEN, np.int32)
     taken = cuda.shared.array(1, np.int32)
     filled = cuda.shared.array(1, np.int32)
-    tid, first, n, scanned = cuda.threadIdx.x, 0, groups, 0
+    tid, first, n, scanned = thread(), 0, groups, 0
     if tid == 0:
         taken[0] = 0
     for k in range(rounds(_CHOSEN, threads)):
@@ -157,7 +161,7 @@ def gather(keys, capacity, most_groups, want, groups, shift, low, best, threads,
 def rank(keys, n, listed, threads):
     """Put the LISTED best of ``keys[:n]``, which are all different, into ``listed``, descending. n <= RANKED."""
     for k in range(rounds(RANKED, threads)):
-        i = cuda.threadIdx.x + k * threads
+        i = thread() + k * threads
         if i < n:
             key, place = keys[i], 0
             for j in range(n):
