@@ -64,7 +64,7 @@ class SimulatedDevice:
         sampling.SHIFT, sampling.WHOLE_BLOCKS = 5, 3
         self._memory: list[np.ndarray] = []
         self._kernels = {
-            "survey": (cuda.jit(kernels.make_survey(SURVEY_THREADS)), SURVEY_THREADS),
+            "survey": (cuda.jit(kernels.make_survey(SURVEY_THREADS, 1 << sampling.SHIFT)), SURVEY_THREADS),
             "decide": (cuda.jit(kernels.make_decide(threads, groups, capacity)), threads),
             "chain": (cuda.jit(kernels.chain), None),
             "tally": (cuda.jit(sampler_whole.make_tally(4)), 4),

@@ -7,7 +7,8 @@ import math
 import numpy as np
 from numba import cuda
 
-from ninfer._cuda.sampler_keys import NONE, value_of
+from ninfer._cuda.sampler_keys import NONE, thread, value_of
+from ninfer._cuda.sampling import SPAN
 
 
 @cuda.jit(device=True)
@@ -23,6 +24,42 @@ def tree_sum(value, sums):
         cuda.syncthreads()
         stride >>= 1
     return sums[0]
+
+
+@cuda.jit(device=True)
+def best_of_groups(parts, threads):
+    """Of each of SPAN groups, the largest of ``parts[group * threads :]``, one of each thread, at its beginning."""
+    tid, n = thread(), threads
+    while n > 1:
+        cuda.syncthreads()
+        step = max(n >> 2, 1)
+        if tid < SPAN * step:
+            i, first = tid % step, tid // step * threads + tid % step
+            best = parts[first]
+            for k in range(1, 4):
+                if i + k * step < n:
+                    best = max(best, parts[first + k * step])
+            parts[first] = best
+        n = step
+    cuda.syncthreads()
+
+
+@cuda.jit(device=True)
+def sum_groups(parts, threads):
+    """As ``best_of_groups``, float64 sums, in the order of ``tree_sum``."""
+    tid, n = thread(), threads
+    while n > 1:
+        cuda.syncthreads()
+        step = max(n >> 2, 1)
+        if tid < SPAN * step:
+            first = tid // step * threads + tid % step
+            if n == 2:
+                parts[first] += parts[first + 1]
+            else:
+                even = parts[first] + parts[first + 2 * step]
+                parts[first] = even + (parts[first + step] + parts[first + 3 * step])
+        n = step
+    cuda.syncthreads()
 
 
 @cuda.jit(device=True)

@@ -21,7 +21,7 @@ import numpy as np
 from numba import cuda
 
 from ninfer._cuda import sampler_whole
-from ninfer._cuda.sampler_block import sum_of_groups, tree_sum
+from ninfer._cuda.sampler_block import best_of_groups, sum_groups, sum_of_groups
 from ninfer._cuda.sampler_draw import conclude, truncate
 from ninfer._cuda.sampler_keys import (
     BROKEN,
@@ -29,7 +29,8 @@ from ninfer._cuda.sampler_keys import (
     F1,
     NONE,
     exp,
-    key_of,
+    look_up,
+    order_key,
     position,
     rounds,
     thread,
@@ -50,12 +51,29 @@ from ninfer._cuda.sampling import (
     NOT_FINITE,
     NOTES,
     OPEN,
+    SHIFT,
+    SPAN,
     SURVEY_THREADS,
 )
 
 
-def make_survey(threads):
-    """The kernel ``survey`` for blocks of ``threads``, a power of two. Grid (groups, positions)."""
+@cuda.jit(device=True)
+def _sums(values, share, scale, best, sums, threads):
+    """Of each of SPAN groups, the sum of exp((z - head) / scale), beginning at each ``threads`` of ``sums``."""
+    for s in range(SPAN):
+        top, mine = value_of(best[s * threads]), np.float64(0.0)
+        for k in range(s * share, (s + 1) * share):
+            if values[k] == values[k]:
+                mine += np.float64(exp((values[k] - top) / scale))
+        sums[s * threads + thread()] = mine
+    sum_groups(sums, threads)
+
+
+def make_survey(threads, group):
+    """The kernel ``survey`` for blocks of ``threads``, a power of two, up to the ids of a ``group`` and no fewer than
+    SPAN. Grid (groups / SPAN, positions)."""
+    share = group // threads
+    places, room = SPAN * share, SPAN * threads
 
     def survey(
         heads, norms, masses, bins, notes, logits, masks, counts, real, whole, drafts, W, V, shift, groups, columns,
@@ -64,55 +82,41 @@ def make_survey(threads):
         """heads u64 [P, groups]: best key of each group of ``2**shift`` ids, or BROKEN. Where they will be needed,
         norms and masses f32 [P, groups]: the group's sums of exp(z - head) and of exp((z - head) / temperature); and
         bins u64 [P, words], notes i32 [P, NOTES] made zero."""
-        best = cuda.shared.array(threads, np.uint64)
-        sums = cuda.shared.array(threads, np.float64)
-        tid, g, p = cuda.threadIdx.x, cuda.blockIdx.x, cuda.blockIdx.y
+        best = cuda.shared.array(room, np.uint64)
+        sums = cuda.shared.array(room, np.float64)
+        ids = cuda.local.array(places, np.int32)
+        values = cuda.local.array(places, np.float32)
+        tid, block, p = thread(), cuda.blockIdx.x, cuda.blockIdx.y
         at = position(p, W, V, columns, logits, masks, counts, real, whole, drafts)
-        begin, end = g << shift, min((g + 1) << shift, V)
-        i = g * threads + tid
+        i = block * threads + tid
         while i < words:
             bins[p * words + i] = np.uint64(0)
-            i += groups * threads
-        i = g * threads + tid
-        while i < NOTES:
-            notes[p * NOTES + i] = 0
-            i += groups * threads
-        mine = NONE
-        v = begin + tid
-        while v < end:
-            mine = max(mine, key_of(v, at))
-            v += threads
-        best[tid] = mine
-        cuda.syncthreads()
-        half = threads >> 1
-        while half > 0:
-            if tid < half:
-                best[tid] = max(best[tid], best[tid + half])
+            i += cuda.gridDim.x * threads
+        for k in range(rounds(NOTES, threads)):
+            if block == 0 and k * threads + tid < NOTES:
+                notes[p * NOTES + k * threads + tid] = 0
+        for k in range(places):
+            ids[k] = (block * SPAN << shift) + k * threads + tid
+        look_up(ids, places, values, at)
+        for s in range(SPAN):
+            mine = NONE
+            for k in range(s * share, (s + 1) * share):
+                if values[k] == values[k]:
+                    mine = max(mine, BROKEN if values[k] == math.inf else order_key(values[k], ids[k]))
+            best[s * threads + tid] = mine
+        best_of_groups(best, threads)
+        g = block * SPAN + tid
+        if tid < SPAN and g < groups:
+            heads[p * groups + g] = best[tid * threads]
+        if whole[4 * at.b + 1] >= 0:
+            _sums(values, share, F1, best, sums, threads)
+            if tid < SPAN and g < groups:
+                norms[p * groups + g] = np.float32(sums[tid * threads])
+        if whole[4 * at.b] == 0 and at.temperature > F0:
             cuda.syncthreads()
-            half >>= 1
-        head = best[0]
-        if tid == 0:
-            heads[p * groups + g] = head
-        b = at.b
-        wants_norm = whole[4 * b + 1] >= 0
-        wants_mass = whole[4 * b] == 0 and at.temperature > F0
-        if head == BROKEN or head == NONE or not (wants_norm or wants_mass):  # noqa: SIM109
-            return
-        norm, mass = np.float64(0.0), np.float64(0.0)
-        v = begin + tid
-        while v < end:
-            key = key_of(v, at)
-            if key != NONE:
-                if wants_norm:
-                    norm += np.float64(exp(value_of(key) - value_of(head)))
-                if wants_mass:
-                    mass += np.float64(weight_of(key, value_of(head), at.temperature))
-            v += threads
-        norm = tree_sum(norm, sums)
-        mass = tree_sum(mass, sums)
-        if tid == 0:
-            norms[p * groups + g] = np.float32(norm)
-            masses[p * groups + g] = np.float32(mass)
+            _sums(values, share, at.temperature, best, sums, threads)
+            if tid < SPAN and g < groups:
+                masses[p * groups + g] = np.float32(sums[tid * threads])
 
     return survey
 
@@ -241,7 +245,7 @@ def count(counts, lanes, tokens, width, B, W, rows, V):
 
 KERNELS = {
     "survey": (
-        make_survey(SURVEY_THREADS),
+        make_survey(SURVEY_THREADS, 1 << SHIFT),
         "u64* f32* f32* u64* i32* f32* u32* i32* f32* i32* i32* i32 i32 i32 i32 i32 i32",
     ),
     "decide": (

@@ -17,12 +17,15 @@ _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 _SIGN = np.uint64(0x80000000)
 _BYTE = np.uint32(8)
-BITS = np.uint32(31)
-ONE = np.uint32(1)
+_BITS = np.uint32(31)
+_ONE = np.uint32(1)
 _M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _W0, _W1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 F0, F1 = np.float32(0.0), np.float32(1.0)
 _UNIT = np.float32(2.0**-24)
+_NAN, _INFINITY = np.float32(math.nan), np.float32(math.inf)
+AT_ONCE = 32
+"""Ids that ``look_up`` takes, at most; those of one thread, whose registers they are."""
 
 Position = namedtuple(
     "Position", "p b w before V logits masks counts lane masked presence frequency temperature drafts first_draft"
@@ -86,7 +89,7 @@ def penalised(z, n, at):
 @cuda.jit(device=True)
 def key_of(v, at):
     """Key of id ``v`` at a position: 0 if it is not legal, BROKEN if not finite."""
-    if at.masked and not (at.masks[at.p * ((at.V + 31) >> 5) + (v >> 5)] >> (np.uint32(v) & BITS)) & ONE:
+    if at.masked and not (at.masks[at.p * ((at.V + 31) >> 5) + (v >> 5)] >> (np.uint32(v) & _BITS)) & _ONE:
         return NONE
     z = at.logits[at.p * at.V + v]
     if not math.isfinite(z):
@@ -98,6 +101,35 @@ def key_of(v, at):
                 n += 1
         z = penalised(z, n, at)
     return order_key(z, v)
+
+
+@cuda.jit(device=True)
+def look_up(ids, n, values, at):
+    """``values[:n]`` of ``ids[:n]``: their penalised logits, NaN where the id is not legal or beyond the vocabulary,
+    infinity where the logit is not finite. All are on their way at once: one at a time would wait for each."""
+    seen = cuda.local.array(AT_ONCE, np.int32)
+    for k in range(n):
+        values[k] = at.logits[at.p * at.V + min(ids[k], at.V - 1)]
+    for k in range(n):
+        if not math.isfinite(values[k]):
+            values[k] = _INFINITY
+    if at.masked:
+        for k in range(n):
+            v = min(ids[k], at.V - 1)
+            word = at.masks[at.p * ((at.V + 31) >> 5) + (v >> 5)]
+            values[k] = values[k] if (word >> (np.uint32(v) & _BITS)) & _ONE else _NAN
+    if at.presence != F0 or at.frequency != F0:
+        for k in range(n):
+            seen[k] = at.counts[at.lane * at.V + min(ids[k], at.V - 1)]
+        for j in range(at.before):
+            draft = at.drafts[at.first_draft + j]
+            for k in range(n):
+                seen[k] += 1 if draft == ids[k] else 0
+        for k in range(n):
+            values[k] = penalised(values[k], seen[k], at)
+    for k in range(n):
+        if ids[k] >= at.V:
+            values[k] = _NAN
 
 
 @cuda.jit(device=True)

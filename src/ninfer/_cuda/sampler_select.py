@@ -8,18 +8,14 @@ many; then a bound that is closer is found among them, and they are looked throu
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from numba import cuda
 
-from ninfer._cuda.sampler_keys import BITS, F0, NONE, ONE, order_key, penalised, rounds, thread
+from ninfer._cuda.sampler_keys import NONE, look_up, order_key, rounds, thread
 from ninfer._cuda.sampling import LISTED, RANKED
 
-AHEAD = 5
-"""Ids of a thread whose logits are on their way at once: one at a time would wait for each."""
+_AHEAD = 5
 _ONE = np.uint64(1)
-_NAN = np.float32(math.nan)
 _CHOSEN = LISTED + 1
 _OWN = 64  # as many keys as a thread may have; registers, and no more than it has
 
@@ -80,33 +76,17 @@ def _threshold(keys, first, n, most, want, low, best, threads):
 def _sift(keys, capacity, floor, elements, shift, chosen, filled, threads, at):
     """Put the keys of the chosen groups' ids that reach ``floor`` into ``keys[:capacity]``, and count on beyond it. The
     best key that this thread has seen."""
-    values = cuda.local.array(AHEAD, np.float32)
-    ids = cuda.local.array(AHEAD, np.int32)
-    seen = cuda.local.array(AHEAD, np.int32)
+    values = cuda.local.array(_AHEAD, np.float32)
+    ids = cuda.local.array(_AHEAD, np.int32)
     mine, inside = NONE, (1 << shift) - 1
     i = thread()
     while i < elements:
-        for k in range(AHEAD):
-            v = (chosen[min(i >> shift, LISTED)] << shift) + (i & inside)
-            values[k] = at.logits[at.p * at.V + min(v, at.V - 1)]
-            ids[k] = v
+        for k in range(_AHEAD):
+            ids[k] = (chosen[min(i >> shift, LISTED)] << shift) + (i & inside)
             i += threads
-        if at.masked:
-            for k in range(AHEAD):
-                v = min(ids[k], at.V - 1)
-                word = at.masks[at.p * ((at.V + 31) >> 5) + (v >> 5)]
-                values[k] = values[k] if (word >> (np.uint32(v) & BITS)) & ONE else _NAN
-        if at.presence != F0 or at.frequency != F0:
-            for k in range(AHEAD):
-                seen[k] = at.counts[at.lane * at.V + min(ids[k], at.V - 1)]
-            for j in range(at.before):
-                draft = at.drafts[at.first_draft + j]
-                for k in range(AHEAD):
-                    seen[k] += 1 if draft == ids[k] else 0
-            for k in range(AHEAD):
-                values[k] = penalised(values[k], seen[k], at)
-        for k in range(AHEAD):
-            if ids[k] < at.V and values[k] == values[k]:
+        look_up(ids, _AHEAD, values, at)
+        for k in range(_AHEAD):
+            if values[k] == values[k]:
                 key = order_key(values[k], ids[k])
                 mine = max(mine, key)
                 if key >= floor:

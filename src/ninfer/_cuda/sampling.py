@@ -26,6 +26,8 @@ SURVEY_THREADS, DECIDE_THREADS = 128, 512
 SHIFT = 8
 """log2 of the ids of a group."""
 MOST_GROUPS = 1024
+SPAN = 4
+"""Groups that a block of ``survey`` goes through together."""
 CAPACITY = LISTED * (-(-(LISTED << SHIFT) // DECIDE_THREADS))
 """Keys that ``decide`` has room for: it can choose them so that at most LISTED threads hold any, each at most its share
 of LISTED groups."""
@@ -100,8 +102,9 @@ class Sampler:
         shape, given, kept = (rows.W, V, SHIFT), (logits, masks, counts), (s.keys, s.facts, s.notes)
         chance = (rows.real, rows.whole, rows.seed, rows.index, rows.purpose, number, tokens, ids, q)
         self._launch(
-            kernels["survey"], (groups, positions), SURVEY_THREADS, s.heads, s.norms, s.masses, s.bins, s.notes, *given,
-            rows.real, rows.whole, tokens, *shape, groups, columns, 3 * BINS if rows.everything else 0,
+            kernels["survey"], (-(-groups // SPAN), positions), SURVEY_THREADS, s.heads, s.norms, s.masses, s.bins,
+            s.notes, *given, rows.real, rows.whole, tokens, *shape, groups, columns,
+            3 * BINS if rows.everything else 0,
         )  # fmt: skip
         self._launch(
             kernels["decide"], positions, DECIDE_THREADS, out.token, out.logprob, out.alt_ids, out.alt_logprobs,
