@@ -4,6 +4,13 @@ DEMO := .venv
 TEST := .venv-test
 RAY := .venv-ray
 PIP := -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# What pyproject.toml requires, but for xgrammar, with the extras that are named.
+REQUIRED := import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+  lists = [project["dependencies"], *(project["optional-dependencies"][name] for name in sys.argv[1:])]; \
+  print(*(each for one in lists for each in one if not each.startswith("xgrammar")), "setuptools>=77", sep="\n")
+# Processes that share the tests: one a core, up to four.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(4, len(os.sched_getaffinity(0))))')
+PYTEST = $(TEST)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-full test-browser test-ray lint clean
 
@@ -17,18 +24,20 @@ $(DEMO)/.ready: pyproject.toml constraints.txt
 
 $(TEST)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(TEST)
-	$(TEST)/bin/python $(PIP) torch
-	$(TEST)/bin/python $(PIP) --editable '.[test,dev]'
+	$(PYTHON) -c '$(REQUIRED)' test dev >$(TEST)/requirements.txt
+	$(TEST)/bin/python $(PIP) --no-compile -r $(TEST)/requirements.txt
+	$(TEST)/bin/python $(PIP) --no-compile --no-deps xgrammar apache-tvm-ffi
+	$(TEST)/bin/python $(PIP) --no-deps --no-build-isolation --editable .
 	touch $@
 
 demo: $(DEMO)/.ready
 	$(DEMO)/bin/python examples/quickstart.py
 
 test: $(TEST)/.ready
-	$(TEST)/bin/python -m pytest -m "not full and not browser and not ray"
+	$(PYTEST) -m "not full and not browser and not ray"
 
 test-full: $(TEST)/.ready
-	NINFER_HYPOTHESIS_PROFILE=full $(TEST)/bin/python -m pytest -m "not browser and not ray" --timeout 3600
+	NINFER_HYPOTHESIS_PROFILE=full $(PYTEST) -m "not browser and not ray" --timeout 3600
 
 # Chromium comes from the system's packages, where they can be installed.
 test-browser: $(TEST)/.ready

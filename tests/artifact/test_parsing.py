@@ -16,6 +16,12 @@ from ninfer.artifact.parsing import parse_directory
 from ninfer.errors import ArtifactError
 
 DELETE = object()
+
+
+def named(value: Any) -> str:
+    return "deleted" if value is DELETE else str(value)[:40]
+
+
 Image = tuple[dict[str, Any], bytes]
 T = ["components", "text"]
 
@@ -135,7 +141,7 @@ REFUSED: list[tuple[list[Any], Any, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("path", "value", "where"), REFUSED, ids=lambda v: str(v)[:40])
+@pytest.mark.parametrize(("path", "value", "where"), REFUSED, ids=named)
 def test_refused(image: Image, path: list[Any], value: Any, where: str) -> None:
     root = copy.deepcopy(image[0])
     edit(root, path, value)
@@ -160,7 +166,7 @@ ACCEPTED: list[tuple[list[Any], Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("path", "value"), ACCEPTED, ids=lambda v: str(v)[:40])
+@pytest.mark.parametrize(("path", "value"), ACCEPTED, ids=named)
 def test_opens(image: Image, frame: Callable[..., bytes], tmp_path: Path, path: list[Any], value: Any) -> None:
     root = copy.deepcopy(image[0])
     edit(root, path, value)

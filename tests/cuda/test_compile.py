@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ninfer import env
 from ninfer._cuda import compile as compiler
 from ninfer._cuda import driver, numba_kernels
 from ninfer.errors import DeviceError
@@ -122,21 +123,28 @@ def test_diagnostics_of_a_kernel_that_does_not_compile(monkeypatch: pytest.Monke
 
 
 ONCE, EVERY = "sm_90a", tuple(arch for arch in ARCHITECTURES if arch != "sm_90a")
+KEPT = env.cache_dir()
 
 
-@pytest.mark.usefixtures("compilers")
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    """The machine's own folder: what was compiled of the same text, by the same compiler, need not be again."""
+    monkeypatch.setenv("NINFER_CACHE_DIR", str(KEPT))
+
+
+@pytest.mark.usefixtures("compilers", "kept")
 @pytest.mark.parametrize("arch", [ONCE, *(pytest.param(arch, marks=pytest.mark.full) for arch in EVERY)])
 @pytest.mark.parametrize("name", [source.name for source in numba_kernels.sources()])
 def test_numba_kernels_compile(name: str, arch: str) -> None:
     (kernel,) = (source for source in numba_kernels.sources() if source.name == name)
-    code = kernel.build(arch)
+    code = compiler.cubin(kernel, arch).read_bytes()
     assert code[:4] == b"\x7fELF"
     assert name.encode() in code
 
 
-@pytest.mark.usefixtures("compilers")
+@pytest.mark.usefixtures("compilers", "kept")
 @pytest.mark.parametrize("arch", [ONCE, *(pytest.param(arch, marks=pytest.mark.full) for arch in EVERY)])
 @pytest.mark.parametrize("name", compiler.kernel_names())
 def test_kernels_compile(name: str, arch: str) -> None:
-    code = compiler.cuda_source(name).build(arch)
+    code = compiler.cubin(compiler.cuda_source(name), arch).read_bytes()
     assert code[:4] == b"\x7fELF"

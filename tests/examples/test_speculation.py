@@ -19,6 +19,7 @@ import ninfer
 from ninfer import Chat, OutputConstraint, PauseOutcome, SamplingParams, SpecOptions, Tool
 from ninfer._cpu.device import CpuDevice
 from ninfer.models.qwen3_5.synthetic import synthetic_source
+from ninfer.runtime.measuring import measure_rounds
 from ninfer.runtime.prices import Prices
 
 TINY = Path(__file__).parents[2] / "examples" / "tiny"
@@ -36,6 +37,12 @@ def opened(spec: SpecOptions | str, **options) -> ninfer.Engine:
 def plain() -> Iterator[ninfer.Engine]:
     with opened("none") as engine:
         yield engine
+
+
+@pytest.fixture(scope="module")
+def ordinary(plain) -> dict:
+    """What ``plain`` has said, for all that are compared with it."""
+    return {}
 
 
 @pytest.fixture(scope="module", params=["mtp", "dflash", "dflash2"])
@@ -58,11 +65,12 @@ def conversations(tiny, count: int) -> list[Chat]:
 
 
 @pytest.mark.parametrize("count", [36, pytest.param(500, marks=pytest.mark.full)])
-def test_greedy_answers_are_the_ordinary_ones(plain, drafting, tiny, count):
+def test_greedy_answers_are_the_ordinary_ones(plain, drafting, ordinary, tiny, count):
     chats = conversations(tiny, count)
-    ordinary = plain.generate(chats, max_tokens=200, sampling=GREEDY)
+    if count not in ordinary:
+        ordinary[count] = plain.generate(chats, max_tokens=200, sampling=GREEDY)
     drafted = drafting.generate(chats, max_tokens=200, sampling=GREEDY)
-    for one, other in zip(ordinary, drafted, strict=True):
+    for one, other in zip(ordinary[count], drafted, strict=True):
         assert other.error is None
         assert other.token_ids == one.token_ids
         assert (other.text, other.thinking, other.finish_reason) == (one.text, one.thinking, one.finish_reason)
@@ -196,24 +204,26 @@ COVER = [
         ),
     ],
 )
-def test_answers_have_the_ordinary_distribution(plain, drafting, count, case, sampling):
-    check_distribution(plain, drafting, count, case, sampling)
+def test_answers_have_the_ordinary_distribution(plain, drafting, ordinary, count, case, sampling):
+    check_distribution(plain, drafting, ordinary, count, case, sampling)
 
 
 @pytest.mark.parametrize(("drafting", "case", "sampling"), COVER, indirect=["drafting"])
-def test_every_constraint_keeps_the_distribution(plain, drafting, case, sampling):
-    check_distribution(plain, drafting, 100, case, sampling)
+def test_every_constraint_keeps_the_distribution(plain, drafting, ordinary, case, sampling):
+    check_distribution(plain, drafting, ordinary, 100, case, sampling)
 
 
-def check_distribution(plain, drafting, count, case, sampling, named=True):
+def check_distribution(plain, drafting, ordinary, count, case, sampling, named=True):
     """Over seeds; the two engines get different ones, or the second draws its own."""
     chat = Chat(
         [{"role": "user", "content": "Ada is in the garden. Ben is in the kitchen. Where is Ada?"}], thinking=False
     )
-    one = answers(plain, chat, range(count), sampling, **CASES[case])
+    asked = count, case, *sorted(sampling.items())
+    if asked not in ordinary:
+        ordinary[asked] = answers(plain, chat, range(count), sampling, **CASES[case])
     others = range(count, 2 * count) if named else [None] * count
     with patch("ninfer.intake.secrets.randbits", Random(count).getrandbits):
-        assert_same_distribution(one, answers(drafting, chat, others, sampling, **CASES[case]))
+        assert_same_distribution(ordinary[asked], answers(drafting, chat, others, sampling, **CASES[case]))
 
 
 def test_rows_that_are_cancelled_leave_the_others_alone(plain, drafting, tiny):
@@ -303,8 +313,8 @@ def test_all_drafts_or_as_many_as_pay(adapting):
 
 
 @pytest.mark.parametrize(("case", "sampling"), [("regex", {"temperature": 2.0, "top_k": 20}), ("free", HOT)])
-def test_rounds_that_adapt_keep_the_distribution(plain, adapting, case, sampling):
-    check_distribution(plain, adapting, 150, case, sampling, named=False)
+def test_rounds_that_adapt_keep_the_distribution(plain, adapting, ordinary, case, sampling):
+    check_distribution(plain, adapting, ordinary, 150, case, sampling, named=False)
 
 
 @pytest.mark.parametrize("backend", ["mtp", "dflash2"])
@@ -328,11 +338,24 @@ def test_a_device_with_few_recorded_widths(plain, tiny, backend):
     assert late.submitted == late.finished
 
 
-def test_what_rounds_cost_is_measured_at_the_start():
-    with opened(SpecOptions("mtp", adaptive=True), max_concurrency=2) as engine:
+def test_what_rounds_cost_is_measured_at_the_start(plain):
+    """Whether a draft pays is then up to the machine."""
+    asked, measured = {"max_tokens": 20, "sampling": GREEDY}, []
+
+    def measure(*arguments, **options):
+        measured.append(measure_rounds(*arguments, **options))
+        return measured[-1]
+
+    with (
+        patch("ninfer.runtime.instance.measure_rounds", measure),
+        opened(SpecOptions("mtp", adaptive=True), max_concurrency=2) as engine,
+    ):
+        (prices,) = measured
+        assert prices.choices == (0, 1, 2, 3)
+        assert min(seconds for rows in (1, 2) for seconds in prices.seconds(rows)) > 0
         assert "at most 3 drafts" in repr(engine)
-        result = engine.generate("What is 17 + 25?", sampling=GREEDY, max_tokens=20)
-        assert result.speculation.rounds > 0
+        result = engine.generate("What is 17 + 25?", **asked)
+        assert result.token_ids == plain.generate("What is 17 + 25?", **asked).token_ids
         assert engine.stats().active == 0
     with pytest.raises(ninfer.InvalidRequest) as caught:
         opened(SpecOptions("mtp", adaptive=True), max_context=16)

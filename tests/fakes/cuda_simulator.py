@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from numba import cuda
+from numba.cuda.simulator.kernel import BlockManager, BlockThread
 from numba.cuda.simulator.kernelapi import FakeCUDAShared
 
 from ninfer._cuda import sampler_kernels as kernels
@@ -21,7 +22,7 @@ from ninfer._cuda import sampler_whole, sampling
 from ninfer._cuda.buffers import CudaBuffer
 from ninfer.device import ITEM_BYTES
 
-sys.setswitchinterval(2e-5)  # simulated threads wait for each other all the time
+sys.setswitchinterval(2e-5)  # so that simulated threads interleave
 
 DTYPES = {
     "u8": np.uint8, "i32": np.int32, "u32": np.uint32, "f32": np.float32, "i64": np.int64, "u64": np.uint64,
@@ -49,6 +50,61 @@ def _shared_array(shared: Any, shape: int, dtype: Any) -> np.ndarray:
 
 
 FakeCUDAShared.array = _shared_array
+
+
+class _Barrier:
+    """Where the threads of a block wait for those that have not returned."""
+
+    def __init__(self, threads: int) -> None:
+        self._live, self._waiting, self._round = threads, 0, 0
+        self._moved = threading.Condition()
+        self.error: BaseException | None = None
+
+    def wait(self) -> None:
+        with self._moved:
+            here, self._waiting = self._round, self._waiting + 1
+            self._open()
+            self._moved.wait_for(lambda: self._round != here or self.error)
+            if self.error:
+                raise RuntimeError("another thread of the block failed")
+
+    def leave(self, error: BaseException | None) -> None:
+        with self._moved:
+            self._live -= 1
+            if error and not self.error:
+                self.error = error
+                self._moved.notify_all()
+            self._open()
+
+    def _open(self) -> None:
+        if self._waiting == self._live:
+            self._waiting, self._round = 0, self._round + 1
+            self._moved.notify_all()
+
+
+def _run_block(manager: BlockManager, block: Any, *args: Any) -> None:
+    """In place of the simulator's own, which asks every thread in a loop whether it waits, and takes their time."""
+    barrier = manager.barrier = _Barrier(int(np.prod(manager._block_dim)))
+
+    def run() -> None:
+        error = None
+        try:
+            manager._f(*args)
+        except BaseException as caught:
+            error = caught
+        barrier.leave(error)
+
+    threads = [BlockThread(run, manager, block, thread, manager._debug) for thread in np.ndindex(*manager._block_dim)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if barrier.error:
+        raise barrier.error
+
+
+BlockManager.run = _run_block
+BlockThread.syncthreads = lambda thread: thread._manager.barrier.wait()
 
 
 def flat(buffer: CudaBuffer) -> np.ndarray:

@@ -28,7 +28,8 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     elif shutil.which("g++") is None or platform.machine() != "x86_64":
         pytest.skip("the emulator needs g++ on x86-64")
     else:
-        device = EmulatedDevice(tmp_path_factory.mktemp("emulator"))
+        base = tmp_path_factory.getbasetemp()  # pytest-xdist: a worker's own, within that of the run
+        device = EmulatedDevice((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "emulator")
     with working(device):
         yield device
     device.close()

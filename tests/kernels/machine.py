@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import math
 import mmap
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -89,7 +91,7 @@ def gemm(c: int, c_stride: int, c_type: str, a: int, b: int, m: int, n: int, k: 
 
 
 class EmulatedDevice:
-    """``order`` 1 runs threads and blocks from the last to the first.
+    """``order`` 1 runs threads and blocks from the last to the first. Processes may compile in one ``folder``.
 
     ``overlaps``: every kernel starts as early as it may, which is when the last product has let it in: what it reads
     before it waits for the kernels before it is from before that product.
@@ -212,12 +214,20 @@ class EmulatedDevice:
         self._past = None  # not ours, and so not early
 
     def _compile(self, module: str) -> ctypes.CDLL:
-        source = self.folder / "kernels"
-        if not source.exists():
-            shutil.copytree(KERNELS, source)
-            shutil.copytree(HERE, source, dirs_exist_ok=True)  # its ptx.cuh replaces the kernels' own
-        unit, library = self.folder / f"{module}.cpp", self.folder / f"{module}.so"
-        unit.write_text(f'#include "{source / "emulator.cpp"}"\n#include "{source / module}.cu"\n')
-        flags = ["-std=c++17", "-O1", "-fPIC", "-shared", "-w", f"-I{source}", "-o", str(library), str(unit)]
-        subprocess.run(["g++", *flags], check=True)
+        self.folder.mkdir(exist_ok=True)
+        library = self.folder / f"{module}.so"
+        with open(self.folder / f"{module}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not library.exists():
+                self._build(module, library)
         return ctypes.CDLL(str(library))
+
+    def _build(self, module: str, library: Path) -> None:
+        source, made = self.folder / f"{module}.source", library.with_suffix(".made")
+        shutil.copytree(KERNELS, source, dirs_exist_ok=True)
+        shutil.copytree(HERE, source, dirs_exist_ok=True)  # its ptx.cuh replaces the kernels' own
+        unit = source / f"{module}.cpp"
+        unit.write_text(f'#include "emulator.cpp"\n#include "{module}.cu"\n')
+        flags = ["-std=c++17", "-O1", "-fPIC", "-shared", "-w", f"-I{source}", "-o", str(made), str(unit)]
+        subprocess.run(["g++", *flags], check=True)
+        os.replace(made, library)

@@ -183,7 +183,11 @@ def held(monkeypatch):
     held.go.set()
 
 
-HELD_ASK = {**ENDLESS_ASK, "messages": [{"role": "user", "content": "hold"}]}
+HELD_ASK = {
+    **ENDLESS_ASK,
+    "messages": [{"role": "user", "content": "hold"}],
+    "structured_outputs": {"regex": "[ab]{7999}"},  # which nobody else has had compiled
+}
 
 
 @pytest.mark.parametrize("how", ["close", "reset", "half"])
