@@ -125,18 +125,15 @@ def test_attend_prepares_what_attention_sees(
             out = lab.put(np.full((2 * W, shape.hq * shape.hd), np.nan), "bf16")
             scratch = poison(lab, lab.ops.attention_scratch(2 * W, cache.kv.blocks.shape[1] * 64, shape))
             if together:
-                lab.ops.attend(
-                    out, query, key, value, gates, *norms, cache.kv, rows, shape, EPS, scratch
-                )  # fmt: skip
+                lab.ops.attend(out, query, key, value, gates, *norms, cache.kv, rows, shape, EPS, scratch)
             else:
                 lab.ops.attention_prepare(query, key, value, *norms, cache.kv, rows, shape, EPS)
                 lab.ops.attention(out, query, gates, cache.kv, rows, shape, scratch)
             got.append(lab.get(out).reshape(2, W, -1))
         for b in range(2):
             close(got[0][b, : width[b]], got[1][b, : width[b]], 6e-3)
-            for one, other in ((c.keys(b, room), c.values(b, room)) for c in [caches[0]]):
-                close(one, caches[1].keys(b, room), 2e-3)
-                close(other, caches[1].values(b, room), 2e-3)
+            close(caches[0].keys(b, room), caches[1].keys(b, room), 2e-3)
+            close(caches[0].values(b, room), caches[1].values(b, room), 2e-3)
 
 
 @pytest.mark.parametrize("dtype", KINDS)

@@ -49,8 +49,8 @@ KERNEL(attention_prepare, Prepare, 128, 1) {
         const u16* norm = query ? a.query_norm : a.key_norm;
         for (int d = lane; d < hd; d += 32) rotated[d] = 1.0f + from_bf16(norm[d]);
         for (int j = lane; j < half; j += 32) {
-            const float angle = (float)a.positions[(a.rotary[j] >> 32) * a.tokens + token] * from_bits((u32)a.rotary[j]);
-            cosines[j] = cosf(angle), sines[j] = sinf(angle);
+            const Float2 turn = angle_of(a.positions, a.rotary[j], a.tokens, token);
+            cosines[j] = turn.x, sines[j] = turn.y;
         }
     }
     const int g = head - (int)a.hq - (value ? (int)a.hk : 0);

@@ -95,7 +95,7 @@ template <int HD, int KEYS, class Plane> DEVICE void weigh(float (&sums)[HD / 8]
     }
 }
 
-// What turns a pair of features of a token.
+// Cosine and sine of what turns a pair of features of a token.
 DEVICE Float2 angle_of(const int* positions, u64 rotary, i64 tokens, i64 token) {
     const float angle = (float)positions[(rotary >> 32) * tokens + token] * from_bits((u32)rotary);
     return {cosf(angle), sinf(angle)};
