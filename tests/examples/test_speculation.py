@@ -64,7 +64,7 @@ def conversations(tiny, count: int) -> list[Chat]:
     ]
 
 
-@pytest.mark.parametrize("count", [12, pytest.param(500, marks=pytest.mark.full)])
+@pytest.mark.parametrize("count", [36, pytest.param(500, marks=pytest.mark.full)])
 def test_greedy_answers_are_the_ordinary_ones(plain, drafting, ordinary, tiny, count):
     chats = conversations(tiny, count)
     if count not in ordinary:

@@ -52,14 +52,13 @@ class Layer:
 
 
 def exact(W: int) -> float:
-    """How well a pass of W columns keeps the state: some go through products of two bf16 a number, which are 17 bits,
-    many through products of one, all into sums of fp32."""
-    return 2e-6 if W == 1 else 4e-6 if W <= 16 else 1e-2
+    """How well a pass of W columns keeps the state: many go through products of bf16, into sums of fp32."""
+    return 2e-6 if W <= 16 else 1e-2
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("start", [0, 7])
-@pytest.mark.parametrize("W", [1, 3, 11, 17, 130])
+@pytest.mark.parametrize("W", [1, 3, 6, 11, 17, 130])
 def test_equals_float64(device: Any, rng: np.random.Generator, shape: GdnShape, start: int, W: int) -> None:
     lab = Lab(device)
     device.order = W % 2

@@ -5,7 +5,7 @@
 //     o_t = L_t S^T q_t + sum over j <= t of L_tj (k_j . q_t) d_j
 // so the state is read once for all of them, and what remains is a triangle of numbers for each column of values.
 //
-// Products are of bf16, two to a number: of x = high + low all but low times low, which is 2^-16 of the whole.
+// Products are of bf16, two to a number: x = high + low is within 2^-17 of itself.
 #include "gdn_step.cuh"
 
 constexpr int N = 8, INPUTS = TAPS - 1 + N;  // columns at a time, and what they are convolved from
@@ -92,12 +92,13 @@ template <int n, class Out> DEVICE void convolve(const float (&w)[TAPS], const u
     }
 }
 
-// 16 rows times 8 columns, of numbers in two parts each: high times high, low times high, high times low.
+// 16 rows times 8 columns, of numbers in two parts each: high times high, low times both, high times low.
 struct Product {
     float parts[3][4] = {};
     DEVICE void add(const u32 (&high)[4], const u32 (&low)[4], const u32 (&b_high)[2], const u32 (&b_low)[2]) {
         mma(parts[0], high[0], high[1], high[2], high[3], b_high[0], b_high[1]);
         mma(parts[1], low[0], low[1], low[2], low[3], b_high[0], b_high[1]);
+        mma(parts[1], low[0], low[1], low[2], low[3], b_low[0], b_low[1]);
         mma(parts[2], high[0], high[1], high[2], high[3], b_low[0], b_low[1]);
     }
     DEVICE float operator[](int i) const { return parts[0][i] + (parts[1][i] + parts[2][i]); }
