@@ -12,6 +12,7 @@ def cache_dir() -> Path:
     """Folder of compiled kernels: ``NINFER_CACHE_DIR``, else ``$XDG_CACHE_HOME/ninfer``, else ``~/.cache/ninfer``.
 
     It need not exist, nor be writable; what cannot be kept is compiled again. A user without a home gets ``/.cache``.
+    It is kept to 256 MiB of machine code for CPUs and as much for GPUs, see ``kept``.
     """
     explicit = os.environ.get("NINFER_CACHE_DIR")
     if explicit:

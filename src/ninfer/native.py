@@ -1,7 +1,8 @@
 """Native code kept on disk, so that a machine compiles a function once.
 
 It lies under ``env.cache_dir()`` in a folder named after everything it depends on: the source of the function's module
-and of the modules that one imports, Numba, llvmlite, Python and the CPU. Imports Numba; to be imported where needed.
+and of the modules that one imports, Numba, llvmlite, Python and the CPU. What is used no more goes (``kept``). Imports
+Numba; to be imported where needed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from llvmlite import binding
 from numba.core import config
 from numba.core.caching import CompileResultCacheImpl, FunctionCache
 
-from ninfer import env
+from ninfer import env, kept
 
 log = logging.getLogger("ninfer")
 
@@ -58,7 +59,21 @@ def source_key(module: str) -> str:
 
 def folder(module: str) -> Path:
     """Where compiled functions of a module are kept."""
-    return env.cache_dir() / "cpu" / source_key(module)
+    return _all() / source_key(module)
+
+
+def _all() -> Path:
+    return env.cache_dir() / "cpu"
+
+
+_WRITTEN = re.compile(r"([0-9a-f]{24})/[^/]+\.nb[ic](?:\.tmp\.\w+)?")
+"""Files that Numba writes, with those that it left half written; those of one folder are one entry."""
+
+
+@cache
+def _prune(folder: Path) -> None:
+    """Once in a process, because functions are many and small."""
+    kept.prune(folder, _WRITTEN)
 
 
 class _Locator:
@@ -106,6 +121,7 @@ class DiskCache(FunctionCache):
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:
             self._ready(target_context)
+            kept.used(Path(self.index))
             return self._load_overload(sig, target_context)
         except Exception as error:  # a damaged entry of any kind is a miss
             log.warning("compiling %s again: %s", self._name, error)
@@ -120,6 +136,7 @@ class DiskCache(FunctionCache):
     def save_overload(self, sig: Any, data: Any) -> None:
         try:
             super().save_overload(sig, data)
+            _prune(_all())
         except OSError as error:
             log.warning("compiled code cannot be kept in %s: %s", self._cache_path, error)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -81,6 +83,34 @@ def test_writers_do_not_disturb_each_other() -> None:
     built: list[str] = []
     assert compiler.cubin(source("a", built), "sm_80").read_bytes() == b"a text sm_80"
     assert built == []
+
+
+def test_code_that_is_used_no_more_goes(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a process left half written too, but nothing else in the folder."""
+    built: list[str] = []
+    code = {name: compiler.cubin(source(name, built), "sm_90a") for name in ("old", "used")}
+    half = code["old"].with_name(f"{code['old'].name}.q_3x.tmp")
+    others = [cache / "cuda" / name for name in ("notes.cubin", "old-sm_90a.cubin", f"{code['old'].stem}.txt")]
+    for path in (half, *others):
+        path.write_bytes(b"x")
+    for path in (cache / "cuda").iterdir():
+        os.utime(path, (time.time() - 90 * 24 * 3600,) * 2)
+    monkeypatch.setattr("ninfer.kept.BOUND", 0)
+    compiler.cubin(source("used", built), "sm_90a")
+    assert code["old"].exists()  # nothing was compiled
+    new = compiler.cubin(source("new", built), "sm_90a")
+    here = {path for file in (code["used"], new) for path in (file, file.with_suffix(".sum"))}
+    assert set((cache / "cuda").iterdir()) == {*others, *here}
+    assert built == ["old sm_90a", "used sm_90a", "new sm_90a"]
+
+
+def test_a_disk_that_is_full_is_not_filled_further(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*paths: object) -> None:
+        raise OSError(28, "no space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    assert compiler.cubin(source("a", []), "sm_80").read_bytes() == b"a text sm_80"
+    assert list((cache / "cuda").iterdir()) == []
 
 
 def test_architectures() -> None:

@@ -200,6 +200,15 @@ def test_kernels_are_loaded_from_their_files(device: CudaDevice, driver: FakeDri
         device.function("add", "other")
 
 
+def test_a_file_that_went_before_it_was_loaded_is_made_again(
+    device: CudaDevice, driver: FakeDriver, cache: Path
+) -> None:
+    for path in (cache / "cuda").iterdir():
+        path.unlink()
+    device.function("add", "add")
+    assert {Path(path).read_bytes() for path in driver.loaded} == {b"sm_90a"}
+
+
 def test_copies_run_beside_the_work(device: CudaDevice, driver: FakeDriver) -> None:
     copies = device.copies()
     assert copies is device.copies()

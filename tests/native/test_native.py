@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ninfer import kept
 from ninfer.native import DiskCache
 
 MODULE = """
@@ -50,6 +51,29 @@ def test_other_source_is_other_code(run, tmp_path):
     assert run(tmp_path / "cache") == "42 0"
     (tmp_path / "kept.py").write_text(MODULE.replace("2 * x", "x + x"))
     assert run(tmp_path / "cache") == "42 0"
+
+
+def test_code_that_is_used_no_more_goes(run, tmp_path):
+    """As code of another source is compiled; what a process found in use stays."""
+    cpu = tmp_path / "cache" / "cpu"
+    run(cpu.parent)
+    (old,) = cpu.iterdir()
+    (tmp_path / "kept.py").write_text(MODULE.replace("2 * x", "x + x"))
+    run(cpu.parent)
+    (cpu / "notes").mkdir()
+    for path in (old / "double.2.nbc", cpu / "notes" / "a.nbc"):
+        with path.open("wb") as file:
+            file.truncate(kept.BOUND)
+    for path in cpu.rglob("*"):
+        os.utime(path, (0, 0))
+    assert run(cpu.parent) == "42 1"
+    assert old.exists()
+    (tmp_path / "kept.py").write_text(MODULE.replace("2 * x", "x * 2"))
+    run(cpu.parent)
+    assert not old.exists()
+    assert (cpu / "notes" / "a.nbc").exists()
+    (tmp_path / "kept.py").write_text(MODULE.replace("2 * x", "x + x"))
+    assert run(cpu.parent) == "42 1"
 
 
 def test_without_a_place_to_keep_it_code_is_compiled_each_time(run, tmp_path):

@@ -2,7 +2,7 @@
 
 A ``Source`` knows everything its code depends on. Its cubin is kept under ``env.cache_dir()`` in a file named after the
 source, the options, the architecture and the compiler. The driver is not part of the name: a cubin is final machine
-code, which every driver of the compiler's major CUDA version runs as it is.
+code, which every driver of the compiler's major CUDA version runs as it is. What is used no more goes (``kept``).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import atexit
 import hashlib
 import logging
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ninfer import env
+from ninfer import env, kept
 from ninfer._cuda import driver
 from ninfer.errors import DeviceError
 
@@ -175,9 +176,13 @@ def package_versions(*names: str) -> str:
 
 # -- the folder ----------------------------------------------------------------------------------------------------
 
+_WRITTEN = re.compile(r"(\w+-sm_\d+a?-[0-9a-f]{24})\.(?:cubin|sum)(?:\.\w+\.tmp)?")
+"""Names of the files of this cache, with those that a process left half written; its first group is an entry."""
+
 
 def _whole(path: Path) -> bool:
     """Whether the file is there and is what was written."""
+    kept.used(path)  # first, so that nobody deletes it from here on
     try:
         code, digest = path.read_bytes(), _sum(path).read_bytes()
     except OSError:
@@ -189,12 +194,13 @@ def _whole(path: Path) -> bool:
 
 
 def _save(path: Path, code: bytes) -> Path:
-    """Keep code in its file, whole or not at all, whoever else writes it, and its digest beside it. A folder that
-    cannot be used only costs time: the code then lies in a temporary file."""
+    """Keep code in its file, whole or not at all, whoever else writes it, and its digest beside it; what was not used
+    for long makes room. A folder that cannot be used only costs time: the code then lies in a temporary file."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _replace(path, code)
         _replace(_sum(path), hashlib.blake2b(code, digest_size=_DIGEST).digest())
+        kept.prune(path.parent, _WRITTEN)
         return path
     except OSError as error:
         log.warning("compiled kernels cannot be kept in %s: %s", path.parent, error)
@@ -204,9 +210,14 @@ def _save(path: Path, code: bytes) -> Path:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(data)
-    os.replace(file.name, path)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=".tmp")
+    try:
+        with open(handle, "wb") as file:
+            file.write(data)
+        os.replace(name, path)
+    except OSError:
+        os.unlink(name)
+        raise
 
 
 def _sum(path: Path) -> Path:

@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -108,7 +109,10 @@ class CudaDevice:
             opened.callback(driver.call, "streamDestroy", self.stream)
             opened.callback(self._free_all)
             self._launcher = Launcher(self.stream)
-            self._modules = {s.name: Module(path) for s, path in zip(sources, cubins, strict=True)}
+            self._modules = {
+                source.name: Module(path, partial(compiler.cubin, source, self.arch))
+                for source, path in zip(sources, cubins, strict=True)
+            }
             self._residency = Residency(self)
             opened.callback(self._residency.close)
             self._loaded = CudaEvent(self, self._residency.stream)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,16 +66,21 @@ class Packer:
 
 
 class Module:
-    """A cubin, loaded when the first of its kernels is asked for; CuPy keeps it as long as the process."""
+    """A cubin, loaded when the first of its kernels is asked for; CuPy keeps it as long as the process. ``again`` makes
+    its file where it is gone by then."""
 
-    def __init__(self, path: Path) -> None:
-        self._module = driver.cupy().RawModule(path=str(path))
+    def __init__(self, path: Path, again: Callable[[], Path]) -> None:
+        self._path, self._again = path, again
+        self._module: Any = None
         self._kernels: dict[str, Any] = {}
         self._pointers: dict[str, int] = {}
         self._shared: dict[str, int] = {}
 
     def function(self, symbol: str, shared: int = 0) -> int:
         """The kernel ``symbol`` (extern "C"), allowed at least ``shared`` bytes of dynamic shared memory a block."""
+        if self._module is None:
+            path = self._path if self._path.exists() else self._again()
+            self._module = driver.cupy().RawModule(path=str(path))
         if symbol not in self._pointers:
             kernel = self._kernels[symbol] = self._module.get_function(symbol)
             # one split of a multiprocessor's memory for all, or it drains between two kernels to change it
