@@ -6,13 +6,19 @@ import os
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from oracles.cubins import needs
 
 from ninfer import env
 from ninfer._cuda import compile as compiler
-from ninfer._cuda import driver, numba_kernels
+from ninfer._cuda import driver, numba_kernels, sampling
+from ninfer._cuda.buffers import CudaBuffer
+from ninfer._cuda.device import CudaDevice
 from ninfer.errors import DeviceError
+from ninfer.ops import Drafts, SampleOut, SampleRows
 
 pytestmark = pytest.mark.usefixtures("cache")
 ARCHITECTURES = ("sm_80", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120")
@@ -162,19 +168,52 @@ def kept(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     monkeypatch.setenv("NINFER_CACHE_DIR", str(KEPT))
 
 
+REGISTERS, SHARED = 65536, 48 << 10
+"""Of a multiprocessor, and of what a block may take of its shared memory without asking; of every architecture."""
+
+
 @pytest.mark.usefixtures("compilers", "kept")
 @pytest.mark.parametrize("arch", [ONCE, *(pytest.param(arch, marks=pytest.mark.full) for arch in EVERY)])
 @pytest.mark.parametrize("name", [source.name for source in numba_kernels.sources()])
-def test_numba_kernels_compile(name: str, arch: str) -> None:
+def test_numba_kernels_compile_and_fit(name: str, arch: str, blocks: dict[str, int]) -> None:
+    """They say no bounds of their launch, so only this says that one is possible."""
     (kernel,) = (source for source in numba_kernels.sources() if source.name == name)
-    code = compiler.cubin(kernel, arch).read_bytes()
-    assert code[:4] == b"\x7fELF"
-    assert name.encode() in code
+    found = needs(compiler.cubin(kernel, arch).read_bytes())
+    assert list(found) == [name]
+    assert 0 < found[name].registers_of(blocks[name]) <= REGISTERS
+    assert found[name].shared <= SHARED
 
 
 @pytest.mark.usefixtures("compilers", "kept")
 @pytest.mark.parametrize("arch", [ONCE, *(pytest.param(arch, marks=pytest.mark.full) for arch in EVERY)])
 @pytest.mark.parametrize("name", compiler.kernel_names())
-def test_kernels_compile(name: str, arch: str) -> None:
-    code = compiler.cubin(compiler.cuda_source(name), arch).read_bytes()
-    assert code[:4] == b"\x7fELF"
+def test_kernels_compile_and_fit(name: str, arch: str) -> None:
+    found = needs(compiler.cubin(compiler.cuda_source(name), arch).read_bytes())
+    assert found
+    for kernel, need in found.items():
+        assert need.threads, kernel
+        assert 0 < need.registers_of(need.threads) <= REGISTERS, kernel
+        assert need.shared <= SHARED, kernel
+
+
+@pytest.fixture(scope="module")
+def blocks() -> dict[str, int]:
+    """Threads of a block of every Numba kernel, from their launches."""
+    seen: dict[str, int] = {}
+
+    def launch(kernel: str, grid: object, block: int, *args: object) -> None:
+        seen[kernel] = max(block, seen.get(kernel, 0))
+
+    def buffer(*shape: int) -> CudaBuffer:
+        return CudaBuffer(0, shape, "i32")
+
+    device: Any = SimpleNamespace(function=lambda module, symbol: symbol, launch=launch, _rows_of=lambda planes: None)
+    any_, tokens = buffer(1), buffer(1, 2)
+    sampler = sampling.Sampler(device)
+    rows = SampleRows(1, 2, any_, any_, any_, any_, any_, everything=True)
+    out = SampleOut(any_, any_, any_, any_)
+    sampler.accept(out, any_, buffer(2, 512), any_, any_, rows, Drafts(any_, tokens), buffer(1 << 20))
+    sampler.count(buffer(1, 512), any_, tokens, any_)
+    CudaDevice.copy_rows(device, [tokens], 0, 0)
+    assert sorted(seen) == sorted(source.name for source in numba_kernels.sources())
+    return seen
