@@ -26,11 +26,11 @@ DEVICE void put_codes(u8* codes, u16* scales, const float* row, int hd, int lane
     for (int g = 0; g < hd; g += SCALED) {
         const int d = g + lane;
         const float low = d < hd ? row[d] : 0.0f, high = d + 32 < hd ? row[d + 32] : 0.0f;
-        const u16 half = to_half(fminf(max_warp(fmaxf(fabsf(low), fabsf(high))) / 127.0f, 65504.0f));
-        const float scale = from_half(half), inverse = scale == 0.0f ? 0.0f : 1.0f / scale;
-        if (lane == 0) scales[g / SCALED] = half;
-        if (d < hd) codes[d] = (u8)(int)fminf(fmaxf(rintf(low * inverse), -127.0f), 127.0f);
-        if (d + 32 < hd) codes[d + 32] = (u8)(int)fminf(fmaxf(rintf(high * inverse), -127.0f), 127.0f);
+        const u16 scale = scale_of(max_warp(fmaxf(fabsf(low), fabsf(high))));
+        const float inverse = inverse_of(from_half(scale));
+        if (lane == 0) scales[g / SCALED] = scale;
+        if (d < hd) codes[d] = code_of(low, inverse);
+        if (d + 32 < hd) codes[d + 32] = code_of(high, inverse);
     }
 }
 

@@ -136,16 +136,16 @@ template <int HD, class Plane> DEVICE void put_row(void* plane, u16* scales, i64
         for (int i = 0; i < 8; ++i) top = fmaxf(top, fabsf(f[i]));
 #pragma unroll
         for (int mask = 1; mask < SCALED / 8; mask *= 2) top = fmaxf(top, shuffle_xor(top, mask));
-        const u16 half = to_half(fminf(top / 127.0f, 65504.0f));
-        const float scale = from_half(half), inverse = scale == 0.0f ? 0.0f : 1.0f / scale;
+        const u16 scale = scale_of(top);
+        const float inverse = inverse_of(from_half(scale));
         u64 codes = 0;
 #pragma unroll
-        for (int i = 0; i < 8; ++i) codes |= (u64)(u8)(int)fminf(fmaxf(rintf(f[i] * inverse), -127.0f), 127.0f) << 8 * i;
+        for (int i = 0; i < 8; ++i) codes |= (u64)code_of(f[i], inverse) << 8 * i;
         if (inside) *(u64*)((u8*)plane + place * hd + 8 * lane) = codes;
         if (tile && 8 * lane < HD) *(u64*)(Plane::place(tile, row, lane / 2) + lane % 2 * 8) = codes;
         if (!inside || lane % (SCALED / 8)) return;
-        scales[place * groups + group] = half;
-        if (tile) ((u16*)(tile + Plane::CODES))[row * groups + group] = half;
+        scales[place * groups + group] = scale;
+        if (tile) ((u16*)(tile + Plane::CODES))[row * groups + group] = scale;
     }
 }
 

@@ -6,6 +6,11 @@
 
 constexpr int PAGE = 64, SCALED = 64, WARPS = 4;  // ordinals of a page; features that share a scale; warps of a block
 
+// int8 codes: the fp16 scale of features of which `top` is the largest magnitude, what it divides by, and a code.
+DEVICE u16 scale_of(float top) { return to_half(fminf(top / 127.0f, 65504.0f)); }
+DEVICE float inverse_of(float scale) { return scale == 0.0f ? 0.0f : 1.0f / scale; }
+DEVICE u8 code_of(float v, float inverse) { return (u8)(int)fminf(fmaxf(rintf(v * inverse), -127.0f), 127.0f); }
+
 // A page of whole rows of PIECES pieces, one after another at src; zero from row `valid` on. place(row, p): where they go.
 template <int PIECES, class Place> DEVICE void load_page(const u8* src, int valid, Place place) {
     // the threads take STEP rows at a time; after KINDS steps their places are those before, 8 rows or more further on
