@@ -1,5 +1,5 @@
 """The context store as the control plane sees it: checkpoints, what planning may ask, and what a resource transition
-did. Amounts of work carry no prices; prices and policy belong to whoever plans."""
+did. What that takes is amounts of ``work``; prices and policy belong to whoever plans."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import enum
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+
+from ninfer.work import MachineWork, PrefillWork, RecoveryRecipe, TransferBatch
 
 if TYPE_CHECKING:
     from ninfer.contract import Handle, PreparedRequest, RequestId, SequenceHandle
@@ -67,44 +69,6 @@ class OwnerSummary:
     device_bytes: int
     host_bytes: int
     revision: int
-
-
-# -- amounts of work ---------------------------------------------------------------------------------------------
-
-Direction = Literal["d2h", "h2d", "d2d"]
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillWork:
-    """Prompt tokens to execute. pairs: query-key pairs of full attention."""
-
-    chunks: int = 0
-    tokens: int = 0
-    pairs: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class TransferBatch:
-    """Copies in one direction. batches: waits for their end. ops: copy calls. bytes: payload."""
-
-    direction: Direction
-    batches: int
-    ops: int
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class MachineWork:
-    transfers: tuple[TransferBatch, ...]
-    prefill: PrefillWork
-
-
-@dataclass(frozen=True, slots=True)
-class RecoveryRecipe:
-    """One way to get back to a checkpoint's frontier."""
-
-    restore: tuple[TransferBatch, ...]
-    prefill: PrefillWork
 
 
 # -- planning ----------------------------------------------------------------------------------------------------

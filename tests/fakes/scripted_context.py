@@ -14,21 +14,19 @@ from ninfer.context import (
     CheckpointKind,
     CheckpointRef,
     CheckpointSummary,
-    MachineWork,
     OwnerLevel,
     OwnerOutcome,
     OwnerSummary,
-    PrefillWork,
-    RecoveryRecipe,
     ResourcePlan,
     Shortage,
     ShortlistKey,
     Target,
     TransactionKind,
-)  # fmt: skip
+)
 from ninfer.contract import Handle, PreparedRequest, SequenceHandle
 from ninfer.identity import PrefixIdentity, digest_at, digest_chain
 from ninfer.runtime.costs import pairs
+from ninfer.work import MachineWork, PrefillWork, RecoveryRecipe
 
 
 @dataclass

@@ -10,18 +10,15 @@ from ninfer.context import (
     Assessment,
     Candidate,
     CheckpointRef,
-    MachineWork,
     OwnerLevel,
-    PrefillWork,
-    RecoveryRecipe,
     ResourcePlan,
     Shortage,
     Target,
     TransactionKind,
-    TransferBatch,
-)  # fmt: skip
+)
 from ninfer.contract import Handle
 from ninfer.runtime.costs import pairs
+from ninfer.work import MachineWork, PrefillWork, RecoveryRecipe, TransferBatch
 
 PAGE = 64
 NONE: frozenset[int] = frozenset()

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ninfer.context import CheckpointKind, PrefillWork, ShortlistKey
+from ninfer.context import CheckpointKind, ShortlistKey
 from ninfer.contract import Handle
 from ninfer.program.history import Checkpoint, History
 from ninfer.program.ladders import ladder
 from ninfer.program.projection import Axis, Stance
 from ninfer.program.store import span_work
+from ninfer.work import PrefillWork
 
 
 def index(flags) -> np.ndarray:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ninfer.context import PrefillWork, TransferBatch
 from ninfer.runtime.costs import GENERIC, CostModel, PrefillRate, pairs
 from ninfer.runtime.retention import RETENTIONS, Retention, weight
+from ninfer.work import PrefillWork, TransferBatch
 
 
 @pytest.mark.parametrize(

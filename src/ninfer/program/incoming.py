@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from ninfer.context import Candidate, CaptureOffer, CaptureSkip, CheckpointRef, PrefillWork, TransferBatch
+from ninfer.context import Candidate, CaptureOffer, CaptureSkip, CheckpointRef
 from ninfer.contract import Handle, PreparedRequest, SequenceHandle
 from ninfer.errors import InvariantError
 from ninfer.identity import same_prefix
@@ -17,6 +17,7 @@ from ninfer.program.layout import PAGE, PoolKind, pages
 from ninfer.program.licensing import checkpoint_tokens
 from ninfer.program.projection import Index
 from ninfer.program.store import Store
+from ninfer.work import PrefillWork, TransferBatch
 
 NOTHING: Index = np.zeros(0, np.int64)
 

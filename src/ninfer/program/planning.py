@@ -15,17 +15,7 @@ from itertools import count
 import numpy as np
 import numpy.typing as npt
 
-from ninfer.context import (
-    Assessment,
-    CheckpointRef,
-    MachineWork,
-    OwnerLevel,
-    RecoveryRecipe,
-    ResourcePlan,
-    Shortage,
-    Target,
-    TransactionKind,
-)
+from ninfer.context import Assessment, CheckpointRef, OwnerLevel, ResourcePlan, Shortage, Target, TransactionKind
 from ninfer.contract import Handle
 from ninfer.errors import InvariantError
 from ninfer.program.incoming import NOTHING, Incoming
@@ -34,6 +24,7 @@ from ninfer.program.layout import PoolKind, pages
 from ninfer.program.licensing import checkpoint_tokens
 from ninfer.program.projection import Axis, Index, Moves, Stance
 from ninfer.program.store import Store
+from ninfer.work import MachineWork, RecoveryRecipe
 
 Flags = npt.NDArray[np.bool_]
 """One flag for each object of an axis."""

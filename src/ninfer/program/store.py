@@ -5,14 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from ninfer.context import (
-    CheckpointRef,
-    CheckpointSummary,
-    Direction,
-    OwnerSummary,
-    PrefillWork,
-    TransferBatch,
-)
+from ninfer.context import CheckpointRef, CheckpointSummary, OwnerSummary
 from ninfer.contract import Handle, HandleTable, PreparedRequest
 from ninfer.program.capacity import KVCapacityProfile
 from ninfer.program.history import Checkpoint, Histories, History
@@ -24,6 +17,7 @@ from ninfer.program.stores.host import HostArena
 from ninfer.program.stores.images import StateStore
 from ninfer.program.stores.spaces import KVStore
 from ninfer.program.transfers import Transfers
+from ninfer.work import Direction, PrefillWork, TransferBatch
 
 
 @dataclass(slots=True)

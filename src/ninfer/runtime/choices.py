@@ -11,7 +11,6 @@ from ninfer.context import (
     CaptureOffer,
     CaptureSkip,
     OwnerLevel,
-    PrefillWork,
     ResourcePlan,
     Shortage,
     Target,
@@ -27,6 +26,7 @@ from ninfer.runtime.retention import ONE, Retention
 from ninfer.runtime.sessions import SessionIndex
 from ninfer.runtime.settings import CacheSettings
 from ninfer.runtime.sources import ask, find_sources, values
+from ninfer.work import PrefillWork
 
 
 @dataclass(frozen=True, slots=True)

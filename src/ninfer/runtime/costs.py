@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from ninfer.context import MachineWork, PrefillWork, RecoveryRecipe, TransferBatch
+from ninfer.work import MachineWork, PrefillWork, RecoveryRecipe, TransferBatch
 
 Q = 32
 

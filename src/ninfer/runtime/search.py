@@ -7,20 +7,13 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ninfer.context import (
-    Assessment,
-    CheckpointRef,
-    OwnerLevel,
-    PlanningSession,
-    RecoveryRecipe,
-    Shortage,
-    Target,
-)
+from ninfer.context import Assessment, CheckpointRef, OwnerLevel, PlanningSession, Shortage, Target
 from ninfer.contract import Handle
 from ninfer.errors import InvariantError
 from ninfer.runtime.costs import CostModel
 from ninfer.runtime.question import PlannerBudget, Question, StopReason
 from ninfer.runtime.retention import ONE, RETENTIONS
+from ninfer.work import RecoveryRecipe
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ninfer.context import Candidate, CheckpointRef, ContextPort, PrefillWork
+from ninfer.context import Candidate, CheckpointRef, ContextPort
 from ninfer.contract import Handle, PreparedRequest
 from ninfer.errors import InvariantError
 from ninfer.runtime.catalogue import Catalogue, Entry
@@ -13,6 +13,7 @@ from ninfer.runtime.costs import CostModel, pairs
 from ninfer.runtime.lanes import REWRITE
 from ninfer.runtime.question import Question, Value
 from ninfer.runtime.sessions import SessionIndex
+from ninfer.work import PrefillWork
 
 Superseded = Callable[[Entry, int], bool]
 """Whether a checkpoint of an entry no longer matches the conversation it belongs to. A request without a session

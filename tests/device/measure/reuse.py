@@ -13,8 +13,8 @@ import numpy as np
 
 import ninfer
 from ninfer.artifact import ArtifactSource
-from ninfer.context import Direction
 from ninfer.results import GenerationResult
+from ninfer.work import Direction
 
 from .stage import ROOT, Row, Rows, Stage
 
