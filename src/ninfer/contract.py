@@ -326,7 +326,13 @@ class ProgramPort(ContextPort, Protocol):
         batch is then spent and its rows must be discarded."""
         ...
 
-    def commit(self, batch: PendingBatch, decisions: Sequence[RowDecision]) -> None: ...
+    def commit(
+        self, batch: PendingBatch, decisions: Sequence[RowDecision], follow: bool = False
+    ) -> PendingBatch | None:
+        """Make what was decided part of the sequences. follow: the next unit will be a decode round of the same rows
+        without drafts, so it may be launched before anything else is done here. Returns it then, pending; None where it
+        is to be asked for with ``decode``."""
+        ...
 
     def abort_pending(self, batch: PendingBatch) -> None:
         """Drop the batch. Every row of it must then be discarded."""

@@ -451,7 +451,10 @@ class ScriptedProgram:
         batch.produce(batch.state)  # type: ignore[arg-type]
         return batch.rows
 
-    def commit(self, batch: PendingBatch, decisions: Sequence[RowDecision]) -> None:
+    def commit(
+        self, batch: PendingBatch, decisions: Sequence[RowDecision], follow: bool = False
+    ) -> PendingBatch | None:
+        """Follows except where a row enters another page."""
         self._enter("commit", pending=True)
         rows = self._consume(batch)
         self._rule(len(decisions) == len(rows), "one decision a row")
@@ -471,6 +474,16 @@ class ScriptedProgram:
             else:
                 self._rule(s.left > 0, "a row goes on without output left")
         self.faults.check("commit", "after")
+        if not follow:
+            return None
+        alone = all((d.accepted, d.terminal, d.boundaries) == (1, False, ()) for d in decisions)
+        self._rule(batch.kind == "decode" and alone, "a round to follow whose rows do not just go on")
+        self._rule(len(rows) == len(self.sequences()), "a round to follow that leaves rows out")
+        self._rule(self._open is None and not self.drafts, "a round to follow where there is more to do")
+        if any(s.executed % self.page == 0 for s in rows):
+            return None
+        self.faults.check("decode", "before")
+        return self._produce("decode", "decode", batch.sequences, rows, [1] * len(rows))
 
     def abort_pending(self, batch: PendingBatch) -> None:
         self._enter("abort_pending", pending=True)

@@ -26,7 +26,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ninfer.context import ResourcePlan, Shortage, StartStatus, TransactionStatus
-from ninfer.contract import RowDecision, RowStatus, SamplingSpec, UnitLicense
+from ninfer.contract import Handle, RowDecision, RowStatus, SamplingSpec, UnitLicense
 from ninfer.errors import DeviceError, InvariantError, OutOfDeviceMemory, StaleHandle
 from ninfer.program import AutomaticKV, ExplicitKV, KVCodec, Program, Shape, open_program
 from ninfer.program.memory import measure
@@ -233,6 +233,110 @@ def test_a_round_is_launched_without_waiting_and_read_only_after_it() -> None:
         p.wait(batch)
     assert [t for (t,) in tokens] == Oracle(make_request(PROMPTS[0], 4)).generate(2)
     p.close()
+
+
+def started(p: Program, output: int = 9) -> list[Handle]:
+    """Two rows of short prompts, whose first round has run; what follows has pages and a settled state."""
+    rows = [admit(p, make_request(PROMPTS[i], output, WARM, id=i), i) for i in (0, 1)]
+    for row in rows:
+        prefill(p, row, 64)
+    first(p, rows)
+    step(p, rows)
+    return rows
+
+
+def test_rounds_that_follow_give_the_tokens_of_rounds_that_are_asked_for() -> None:
+    """They are launched by the commit before them, except where a row needs a page or has no output left."""
+    p = program(delayed=True)
+    start = p.audit()
+    requests = [make_request(PROMPTS[i], 100, WARM, id=i) for i in (0, 4)]
+    rows = [admit(p, request, i) for i, request in enumerate(requests)]
+    for row in rows:
+        prefill(p, row, 64)
+    produced = [first(p, rows)]
+    batch, asked = None, 0
+    while len(produced) < 100:
+        if batch is None:
+            batch, asked = p.decode(rows, [UnitLicense()] * 2, None), asked + 1
+        produced.append([row.tokens for row in p.wait(batch)])
+        batch = p.commit(batch, [RowDecision(1)] * 2, follow=True)
+    assert batch is None
+    assert asked == 3, "once at the start, and where each row enters a page"
+    for row, request in enumerate(requests):
+        assert [tokens[row][0] for tokens in produced] == Oracle(request).generate(100)
+    assert p.stats()["decode_tokens"] == 198
+    for row in rows:
+        p.discard(row)
+    assert p.audit() == start
+
+
+def test_a_round_that_follows_is_on_the_device_before_the_one_before_it_is_taken_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    p = program(delayed=True)
+    (row, other), device = started(p), device_of(p)
+    batch = p.decode([row], [UnitLicense()], None)
+    p.wait(batch)
+    submitted, seen = device.submitted, []
+    take = Program._take_in
+    monkeypatch.setattr(Program, "_take_in", lambda *a: (seen.append(device.submitted - submitted), take(*a))[1])
+    following = p.commit(batch, [RowDecision(1)], follow=True)
+    assert seen[0] > 0
+    assert device.submitted - submitted == seen[0]
+    assert (following.waited, p.audit()["pending_rows"]) == (False, 1)
+    with pytest.raises(InvariantError, match="pending"):
+        p.decode([other], [UnitLicense()], None)
+    assert accept_all(p, following)
+
+
+def test_rounds_follow_only_what_just_goes_on() -> None:
+    p = program(delayed=True)
+    rows = started(p)
+    alone = [RowDecision(1)] * 2
+
+    def outcome(batch, decisions):
+        p.wait(batch)
+        return p.commit(batch, decisions, follow=True)
+
+    assert outcome(p.decode(rows, [UnitLicense()] * 2, Masks({1: {3}})), alone) is None, "a mask"
+    step(p, rows[:1])
+    assert outcome(p.control(rows[0], [5]), [RowDecision(1)]) is None, "forced tokens"
+    assert outcome(p.control(rows[1], [5]), [RowDecision(1)]) is None
+    plan = plan_start(p, make_request(PROMPTS[0], 4, id=7), 2)
+    p.start(plan, ticket(plan))
+    assert outcome(p.decode(rows, [UnitLicense()] * 2, None), alone) is None, "a transaction"
+    p.abort_transaction()
+    assert outcome(p.decode(rows, [UnitLicense()] * 2, None), [RowDecision(1), RowDecision(1, terminal=True)]) is None
+    following = outcome(p.decode(rows[:1], [UnitLicense()], None), [RowDecision(1)])
+    assert following is not None
+    p.abort_pending(following)
+    with pytest.raises(InvariantError):
+        p.decode(rows[:1], [UnitLicense()], None)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_fault_in_a_round_that_follows_ends_its_rows(late: bool) -> None:
+    p = program(delayed=True)
+    start = p.audit()
+    rows, device = started(p), device_of(p)
+    batch = p.decode(rows, [UnitLicense()] * 2, None)
+    p.wait(batch)
+    if late:
+        device.late_faults["forward"] = 0
+        following = p.commit(batch, [RowDecision(1)] * 2, follow=True)
+        with pytest.raises(DeviceError):
+            p.wait(following)
+    else:
+        device.faults["launch"] = 0
+        with pytest.raises(DeviceError):
+            p.commit(batch, [RowDecision(1)] * 2, follow=True)
+        p.abort_pending(batch)
+    assert p.audit()["pending_rows"] == 0
+    for row in rows:
+        with pytest.raises(InvariantError):
+            p.decode([row], [UnitLicense()], None)
+        p.discard(row)
+    assert p.audit() == start
 
 
 def test_logits_that_are_not_finite_are_a_device_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,8 +169,8 @@ class ProgramMachine(RuleBasedStateMachine):
         self.pending, self.expected = (self.program.control(row.sequence, forced), [row]), [tuple(forced)]
 
     @precondition(lambda self: self.pending is not None)
-    @rule(data=st.data(), abort=st.sampled_from([False, False, False, True]))
-    def settle(self, data: st.DataObject, abort: bool) -> None:
+    @rule(data=st.data(), abort=st.sampled_from([False, False, False, True]), follow=st.booleans())
+    def settle(self, data: st.DataObject, abort: bool, follow: bool) -> None:
         batch, rows = self.pending
         self.pending = None
         if abort:
@@ -193,7 +193,12 @@ class ProgramMachine(RuleBasedStateMachine):
             row.oracle.accept(produced.tokens[: decision.accepted])
             row.started = True
             row.ended = decision.terminal
-        self.program.commit(batch, decisions)
+        following = self.program.commit(batch, decisions, follow)
+        if following is not None:
+            assert follow
+            assert batch.kind == "decode"
+            assert not any(d.terminal for d in decisions)
+            self.pending, self.expected = (following, rows), [(row.oracle.draw(),) for row in rows]
 
     # -- what always holds -----------------------------------------------------------------------------------------
 

@@ -40,6 +40,16 @@ def fill_decode(
         rows.index[:] = rows.index[:, :1] + np.arange(W)
 
 
+def fill_following(frame: InputFrame, tokens: Sequence[int]) -> None:
+    """The rows of one column that the frame's last round had, each one token further."""
+    starts, anchors, times, heights, widths, indices = frame.rows(len(tokens)).firsts
+    for b, token in enumerate(tokens):
+        starts[b] += 1
+        anchors[b] = token
+        indices[b] += 1
+        times[b] = heights[b] = widths[b] = widths[b] + 1
+
+
 def fill_first(frame: InputFrame, records: tuple[SequenceRecord, ...], constrained: tuple[int, ...]) -> None:
     """Rows that decide the token after their prompt, from a stored hidden."""
     frame.members = ()

@@ -284,12 +284,23 @@ class Program:
                 raise
         return batch.rows
 
-    def commit(self, batch: PendingBatch, decisions: Sequence[RowDecision]) -> None:
+    def commit(
+        self, batch: PendingBatch, decisions: Sequence[RowDecision], follow: bool = False
+    ) -> PendingBatch | None:
         pending = self._belonging(batch)
         check_decisions(batch.rows, decisions)
+        following = self._follow(pending, batch.rows, decisions) if follow and batch.kind == "decode" else None
         batch.consume()
         self._pending = None
         self._drafting = pending if pending.ahead else None
+        self._take_in(batch, pending, decisions)
+        if following is None:
+            return None
+        self._pending = following
+        return PendingBatch("decode", batch.sequences, following)
+
+    def _take_in(self, batch: PendingBatch, pending: Pending, decisions: Sequence[RowDecision]) -> None:
+        """What was accepted becomes history, on the device where it is not yet."""
         if pending.columns:
             self._fold(pending, [decision.accepted for decision in decisions])
         for record, row, decision in zip(pending.records, batch.rows, decisions):
@@ -441,6 +452,28 @@ class Program:
         if not first:
             self._traffic.launched([r.frontier for r in records], pending.columns, ahead=pending.ahead)
         return PendingBatch(kind, tuple(sequences), pending)
+
+    def _follow(
+        self, pending: Pending, rows: Sequence[ProducedRow], decisions: Sequence[RowDecision]
+    ) -> Pending | None:
+        """Launch the round after a decode round, before its tokens are taken in. None where that takes more than a
+        launch: drafts, masks, a row that ends, pages to map, a state to settle, a transaction beside it."""
+        records = pending.records
+        if self.shape.window or self._transactions.open is not None or any(d.terminal for d in decisions):
+            return None
+        if self._units.decision.members != ((), *records):  # masked, or forked
+            return None
+        for record in records:
+            if record.room < 2 or record.frontier + 2 > record.mapped:
+                return None
+        self.store.transfers.used()
+        try:
+            following = rounds.follow(self._units, pending, [row.tokens[0] for row in rows])
+        except BaseException:
+            self._end(records)
+            raise
+        self._traffic.launched([r.frontier + 1 for r in records], 0, ahead=0)
+        return following
 
     def _fold(self, pending: Pending, accepted: Sequence[int]) -> None:
         """Keep what was accepted of recorded rows."""

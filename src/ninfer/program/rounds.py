@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ninfer.contract import MaskProvider, ProducedRow, RowStatus, SequenceHandle
 from ninfer.errors import DeviceError
 from ninfer.program.batch import NOT_FINITE, Pending, judged
-from ninfer.program.filling import fill_decode, fill_drafts, fill_first
+from ninfer.program.filling import fill_decode, fill_drafts, fill_first, fill_following
 from ninfer.program.memory import Shape
 from ninfer.program.sequence import SequenceRecord
 from ninfer.program.units import Units
@@ -69,6 +69,16 @@ def launch(units: Units, ready: Round, masks: MaskProvider | None) -> Pending:
         B, W, ready.first, scored, masked=bool(ready.constrained), everything=everything, ahead=ready.ahead
     )  # fmt: skip
     return Pending(ready.records, W if W > 1 else 0, tuple(map(len, ready.drafts)), ready.ahead, scored, dead)
+
+
+def follow(units: Units, pending: Pending, tokens: Sequence[int]) -> Pending:
+    """Submit the round after ``pending``, whose rows, all of one column and free, go on with these tokens."""
+    B = len(tokens)
+    fill_following(units.decision, tokens)
+    units.forward(B, 1, forked=False)
+    everything = any(r.everything for r in pending.records)
+    units.finish(B, 1, False, pending.scored, masked=False, everything=everything)
+    return Pending(pending.records, drafted=pending.drafted, scored=pending.scored)
 
 
 def collect(

@@ -54,7 +54,7 @@ class EngineCore:
         self.clock = clock
         self.outstanding = Outstanding(max_outstanding)
         self._program = program
-        self._hire = partial(Worker, program, limits, cache, costs, clock)
+        self._hire = partial(Worker, program, limits, cache, costs, clock, self._quiet)
         self._worker = self._hire()
         self._teardown = teardown
         self._arrivals: deque[RequestRecord] = deque()
@@ -154,11 +154,12 @@ class EngineCore:
     # -- the worker ------------------------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """Take what arrived and run one worker boundary. True when the next one has work right away."""
+        """Take what arrived and run one worker boundary, unless that is to end a round first. True when the next one
+        has work right away."""
         try:
-            while self._arrivals:
+            while self._arrivals and not self._worker.launched:
                 self._worker.admission.accept(self._arrivals.popleft())
-            while self._questions and not self._worker.resources.open:
+            while self._questions and not self._worker.resources.open and not self._worker.launched:
                 question, answer = self._questions.popleft()
                 try:
                     answer.set_result(question(self._worker))
@@ -172,6 +173,9 @@ class EngineCore:
         except BaseException as error:
             self._fail(error)
             return False
+
+    def _quiet(self) -> bool:
+        return not (self._arrivals or self._questions or self._closing)
 
     def _rehearse(self, record: RequestRecord, worker: Worker) -> None:
         """By a worker of its own, whose counts and catalogue go with it."""

@@ -37,6 +37,18 @@ def licence(row: RequestRecord, drafts: int, ahead: int | None = None) -> UnitLi
     return PACED[max(drafts, 0)][max(0, min(ahead, row.left - 2))]
 
 
+def thinks_on(row: RequestRecord) -> bool:
+    """Whether the row, if it goes on after one more token, does so with a sampled one: no close of its thinking is due
+    then. Not during a preview."""
+    left = row.session.licence()
+    return left is None or left > 1
+
+
+def goes_on(decision: RowDecision) -> bool:
+    """Whether the row goes on with one token, and nothing is noted about it."""
+    return decision is _GO_ON[1]
+
+
 def check_membership(batch: PendingBatch, rows: Sequence[RequestRecord]) -> None:
     """Raise InvariantError unless the batch has exactly these rows, in this order."""
     if tuple([row.sequence for row in rows]) != batch.sequences:

@@ -36,6 +36,11 @@ class Pausing:
         self._pressure = pressure
         self._paused: list[RequestRecord] = []
 
+    @property
+    def paused(self) -> bool:
+        """Whether some request is."""
+        return bool(self._paused)
+
     def end_stopped(self, now: float) -> None:
         """End the paused requests that have been cancelled or whose time is up."""
         for record in tuple(self._paused):

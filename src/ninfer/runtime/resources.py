@@ -220,6 +220,11 @@ class ResourceManager:
             self.catalogue.add(entry, result.retained)
         return result.request, result.point
 
+    @property
+    def holds(self) -> bool:
+        """Whether ``drop_holds`` has something to release."""
+        return bool(self._ended_paused)
+
     def drop_holds(self) -> None:
         """Release what paused requests left that have ended since. Requires that no transaction is open."""
         for request in tuple(self._ended_paused):

@@ -12,7 +12,15 @@ from ninfer.contract import PendingBatch, ProgramPort, SequenceHandle
 from ninfer.errors import EngineFailed
 from ninfer.runtime.metrics import Metrics
 from ninfer.runtime.outbox import Outbox
-from ninfer.runtime.output import ORDINARY, check_membership, discard_row, licence, preview_row
+from ninfer.runtime.output import (
+    ORDINARY,
+    check_membership,
+    discard_row,
+    goes_on,
+    licence,
+    preview_row,
+    thinks_on,
+)
 from ninfer.runtime.pacing import Pacing
 from ninfer.runtime.prices import Prices
 from ninfer.runtime.record import RequestRecord
@@ -39,7 +47,9 @@ class Limits:
 
 class Units:
     """Runs them. At most one batch is pending. ``clock`` reads seconds. ``capture`` makes the checkpoints that a row
-    owes at its position, and says whether it must stand still for them."""
+    owes at its position, and says whether it must stand still for them. ``calm``: the next boundary has nothing to do
+    but another round of these rows; where the device works beside the host, it is then launched by the commit of the
+    one before it."""
 
     def __init__(
         self,
@@ -51,6 +61,7 @@ class Units:
         metrics: Metrics,
         clock: Callable[[], float],
         capture: Callable[[RequestRecord, int], bool],
+        calm: Callable[[Sequence[RequestRecord]], bool],
     ) -> None:
         self._program = program
         self._limits = limits
@@ -60,8 +71,16 @@ class Units:
         self._metrics = metrics
         self._clock = clock
         self._capture = capture
+        self._calm = calm
         self._pending: PendingBatch | None = None
+        self._rows: Sequence[RequestRecord] = ()
+        self._follows = limits.overlap and not limits.drafts
         self._pacing = Pacing(limits.prices) if limits.prices is not None else None
+
+    @property
+    def launched(self) -> bool:
+        """Whether a round has been launched that ``decode`` is to finish before anything else is done."""
+        return self._pending is not None
 
     def prefill(self, row: RequestRecord) -> None:
         """One chunk, as far as the row's next checkpoint; after the last one the row's first token, or the forced
@@ -101,10 +120,16 @@ class Units:
             self._pacing.interrupted()
         self._finish(self._program.control(sequence_of(row), row.session.control), (row,))
 
-    def decode(self, rows: Sequence[RequestRecord]) -> None:
-        """One round of every ready row."""
+    def decode(self, rows: Sequence[RequestRecord] = ()) -> None:
+        """One round of every ready row, or the end of the one that has been ``launched``."""
+        pending = self._pending
+        if pending is not None:
+            rows = self._rows
         self._metrics.decode_rounds += 1
         self._metrics.decode_rows += len(rows)
+        if pending is not None:
+            self._finish(pending, rows)
+            return
         sequences = [sequence_of(row) for row in rows]
         if self._pacing is not None:
             licences = self._pacing.licences(rows)
@@ -128,6 +153,7 @@ class Units:
         self._outbox.deliver()
         for row in rows:
             row.session.prepare()
+        follow = self._follows and batch.kind == "decode" and all(map(thinks_on, rows))
         self._metrics.decode_drafts += sum([row.drafted for row in self._program.wait(batch)])
         control = batch.kind == "control"
         try:
@@ -137,8 +163,8 @@ class Units:
         except Exception as error:
             self._abort(batch, rows, error)
             return
-        self._program.commit(batch, decisions)
-        self._pending = None
+        follow = follow and all(map(goes_on, decisions)) and self._calm(rows)
+        self._pending, self._rows = self._program.commit(batch, decisions, follow), rows
         now = self._clock()
         if self._pacing is not None and batch.kind == "decode":
             self._pacing.committed(rows, now)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from ninfer.context import TransactionStatus
@@ -36,7 +36,8 @@ _LONGEST_SLEEP_SECONDS = 3600.0
 
 
 class Worker:
-    """Owner of everything that moves. ``clock`` reads seconds; ``costs`` prices work for the planner."""
+    """Owner of everything that moves. ``clock`` reads seconds; ``costs`` prices work for the planner. ``quiet``: nobody
+    outside has anything for the next boundary."""
 
     def __init__(
         self,
@@ -45,12 +46,14 @@ class Worker:
         cache: CacheSettings,
         costs: CostModel,
         clock: Callable[[], float],
+        quiet: Callable[[], bool],
     ) -> None:
         self.metrics = Metrics(memory=program.stats())
         self.scheduler = Scheduler(limits.concurrent_prefill)
         self.resources = ResourceManager(program, limits.lanes, cache, costs)
         self._program = program
         self._clock = clock
+        self._quiet = quiet
         self._outbox = Outbox(limits.overlap)
         parts = (program, self.resources)
         self.requests = Requests(*parts, self._outbox, self.metrics, self.scheduler.on_ended)
@@ -61,7 +64,7 @@ class Worker:
             *parts, self.scheduler, self.requests, self._outbox, self.metrics, purity, self.pausing.relieve
         )
         self._units = Units(
-            program, limits, self.requests, self.scheduler, self._outbox, self.metrics, clock, self._capture
+            program, limits, self.requests, self.scheduler, self._outbox, self.metrics, clock, self._capture, self._calm
         )
 
     @property
@@ -69,9 +72,19 @@ class Worker:
         """Rows that hold a lane and are no longer materializing, by lane."""
         return self.requests.active
 
+    @property
+    def launched(self) -> bool:
+        """Whether the next boundary only ends a round that runs already. It was launched because there was nothing else
+        to do; what has come up since waits for it, as for any round."""
+        return self._units.launched
+
     def boundary(self) -> bool:
         """One boundary. True when the next one has work right away. Any exception means the engine has failed."""
         begin = time.perf_counter_ns()
+        if self.launched:
+            self._units.decode()
+            self.metrics.decode_ns += time.perf_counter_ns() - begin
+            return True
         now = self._clock()
         self.admission.end_waiting(now)
         if self.demotion.open:
@@ -135,6 +148,14 @@ class Worker:
         self.demotion.drop(error)
         self.requests.complete_all(error)
         _attempt(self._outbox.deliver)
+
+    def _calm(self, rows: Sequence[RequestRecord]) -> bool:
+        """Whether the next boundary would find nothing to do but another round of these rows."""
+        if len(rows) != len(self.active) or self.scheduler.waiting or self.demotion.waiting or self.pausing.paused:
+            return False
+        if self.resources.open or self.resources.holds or not self._quiet():
+            return False
+        return self._clock() < min([row.deadline for row in rows])
 
     def _capture(self, row: RequestRecord, position: int) -> bool:
         return self.admission.capture(row, position, self._clock())
