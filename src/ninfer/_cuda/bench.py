@@ -166,33 +166,38 @@ class Bench:
         """The launches of one decode step, a layer of each kind."""
         for T in (1, 8, 64):
             self._layers(T)
-        for T in (1, 4, 8):
-            self._layer("q4-mixed", (Q5, Q4, Q4, Q5, Q4, Q4, Q5, Q5), T)
-            self._layer("fp8", (FP8,) * 8, T)
+        for recipe, formats in (("q4-mixed", (Q5, Q4, Q4, Q5, Q4, Q4, Q5, Q5)), ("fp8", (FP8,) * 8)):
+            for B, W in ((1, 1), (1, 4), (1, 8), (8, 8)):
+                self._layer(recipe, formats, B, W)
+            for T in (8, 64):
+                self._layer(recipe, formats, 1, T, step=False)
 
-    def _layer(self, recipe: str, formats: Sequence[str], T: int) -> None:
-        """A step of a Gated DeltaNet layer of the 27B geometry, to the inputs of the next; several columns: recorded.
+    def _layer(self, recipe: str, formats: Sequence[str], B: int, W: int, step: bool = True) -> None:
+        """A step of a Gated DeltaNet layer of the 27B geometry, to the inputs of the next, or its products alone;
+        several columns: recorded.
 
         formats: of output, gate, up, down, query, key, value and output gate."""
+        T = B * W
         H, I, g = 5120, 17408, GdnShape(16, 48, 128, 128, 4)
         keys, values = g.nk * g.dk, g.nv * g.dv
         sizes = ((H, values), (I, H), (I, H), (H, I), *((n, H) for n in (keys, keys, values, values)))
         nbytes = sum(geometry(f, None, size).nbytes for f, size in zip(formats, sizes, strict=True))
-        nbytes += 2 * 2 * g.nv * H + (2 if T == 1 else 1) * 4 * g.nv * g.dk * g.dv
+        nbytes += 2 * 2 * g.nv * H + step * B * (2 if W == 1 else 1) * 4 * g.nv * g.dk * g.dv
 
         def make() -> list[Callable[[], None]]:
             x, norm, product, mixed = self.normal(T, H), self.normal(H), self.empty(T, I), self.empty(T, values)
             q, k, v, z, a, b = outs = [self.normal(T, n) for n in (keys, keys, values, values, g.nv, g.nv)]
-            record = None if T == 1 else self.record(T, g)
+            record = None if W == 1 else self.record(T, g)
             zeros, conv, gdn_norm = self.put(np.zeros(g.nv), "f32"), self.normal(4, g.channels), self.normal(g.dv)
-            rows, scratch = self.rows(1, T, 7), self.scratch(self.ops.norm_scratch(T, I))
+            rows, scratch = self.rows(B, W, 7), self.scratch(self.ops.norm_scratch(T, I))
 
             def work(out: Any, gate: Any, up: Any, down: Any, *inputs: Any) -> Callable[[], None]:
-                state = GdnState(self.empty(1, g.nv, g.dk, g.dv, dtype="f32"), self.empty(1, 3, g.channels))
+                state = GdnState(self.empty(B, g.nv, g.dk, g.dv, dtype="f32"), self.empty(B, 3, g.channels))
 
                 def layer() -> None:
                     fixed = (conv, zeros, zeros, gdn_norm)
-                    self.ops.gdn(mixed, (q, k, v), z, a, b, *fixed, state, record, rows, g, 1e-6, scratch)
+                    if step:
+                        self.ops.gdn(mixed, (q, k, v), z, a, b, *fixed, state, record, rows, g, 1e-6, scratch)
                     self.ops.project_add(x, mixed, out)
                     self.ops.norm_swiglu(product, x, norm, gate, up, 1e-6, scratch)
                     self.ops.project_add(x, product, down)
@@ -206,7 +211,8 @@ class Bench:
             ]
             return [work(*matrices) for matrices in sets]
 
-        self.case(f"layer {recipe} T={T}", PRODUCTS, nbytes, make)
+        name = f"layer {recipe}" if step else f"products of a layer {recipe}"
+        self.case(f"{name}{f' {B} rows' if B > 1 else ''} T={T}", PRODUCTS, nbytes, make)
 
     def _layers(self, T: int) -> None:
         x, norm, scratch = self.normal(T, 5120), self.normal(5120), self.scratch(T * 17408 * 2)
