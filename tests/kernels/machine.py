@@ -110,6 +110,7 @@ class EmulatedDevice:
         self.shared_limit = 227 << 10
         self.overlaps = False
         self.launches: list[str] = []
+        self.entered = 0
         self._past: list[bytes] | None = None  # of the arenas, or all that came before has ended
         self._modules: dict[str, Any] = {}
         self._memory: list[_Memory] = []
@@ -122,6 +123,7 @@ class EmulatedDevice:
     # -- Device
 
     def arena(self, nbytes: int) -> Arena:
+        self.entered += 1
         arena = Arena(nbytes)
         self._memory.append(arena.memory)
         self._arenas.append(arena)
@@ -142,17 +144,20 @@ class EmulatedDevice:
         return buffer
 
     def upload(self, dst: CudaBuffer, src: Any) -> None:
+        self.entered += 1
         self._past = None
         assert src.nbytes == dst.nbytes
         assert src.flags.c_contiguous
         ctypes.memmove(dst.ptr, src.ctypes.data, dst.nbytes)
 
     def download(self, dst: Any, src: CudaBuffer) -> None:
+        self.entered += 1
         assert dst.nbytes == src.nbytes
         assert dst.flags.c_contiguous
         ctypes.memmove(dst.ctypes.data, src.ptr, src.nbytes)
 
     def zero(self, dst: CudaBuffer) -> None:
+        self.entered += 1
         self._past = None
         ctypes.memset(dst.ptr, 0, dst.nbytes)
 
@@ -176,6 +181,7 @@ class EmulatedDevice:
     def launch(
         self, function: Any, grid: Any, block: int, *args: Any, shared: int = 0, dependent: bool = False
     ) -> None:
+        self.entered += 1
         library, symbol = function
         self.launches.append(symbol)
         (packed,) = args
@@ -210,6 +216,7 @@ class EmulatedDevice:
         return now if symbol.startswith(("stream", "wide")) else past
 
     def _gemm(self, *arguments: Any) -> None:
+        self.entered += 1
         gemm(*arguments)
         self._past = None  # not ours, and so not early
 

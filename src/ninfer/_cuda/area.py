@@ -10,6 +10,9 @@ from ninfer.errors import InvariantError
 ROOM = 128 << 20
 """Bytes shared by what never lives at once: partial sums; operands; decoded weights and their products."""
 
+OPERANDS = 16 << 20
+"""Bytes of it, at its start, for columns that are made ready."""
+
 TICKETS = 1 << 16
 WORKSPACE = 32 << 20
 """Bytes the library of matrix products is given, so that it allocates none while work is recorded."""

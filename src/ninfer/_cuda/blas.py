@@ -27,6 +27,7 @@ class Blas:
             self._library = ctypes.CDLL(load_nvidia_dynamic_lib("cublas").abs_path)
         except (ImportError, OSError, RuntimeError) as error:
             raise DeviceError(f"no cuBLAS ({error}): {EXTRAS}") from error
+        self._device = device
         self._handle = ctypes.c_void_p()
         self._call("cublasCreate_v2", ctypes.byref(self._handle))
         self._call("cublasSetStream_v2", self._handle, ctypes.c_void_p(int(device.stream)))
@@ -41,6 +42,7 @@ class Blas:
 
         a, b, c are addresses; a and b are bf16, c is ``c_type`` bf16 or f32; sums are fp32.
         """
+        self._device.enter()
         one, beta = ctypes.c_float(1.0), ctypes.c_float(float(add))
         self._call(
             "cublasGemmEx", self._handle, _TRANSPOSED, _PLAIN, m, n, k, ctypes.byref(one), ctypes.c_void_p(a), _BF16, k,

@@ -93,6 +93,8 @@ class CudaDevice:
         self.shared_limit: int = facts["sharedMemPerBlockOptin"]
         self.asked: Counter[str] = Counter()
         """How often each kernel was asked for, by module and symbol."""
+        self.entered = 0
+        """How often anything was asked of the device: whatever is submitted or recorded enters it first."""
         self._index = index
         self._allocations: dict[int, int] = {}
         self._pinned: list[int] = []
@@ -247,6 +249,7 @@ class CudaDevice:
             raise
         finally:
             self._capturing = False
+            self.entered += 1  # nothing of it has run
         recorded = driver.call("streamEndCapture", self.stream)
         try:
             graph = CudaGraph(self, recorded)
@@ -273,6 +276,7 @@ class CudaDevice:
         if self._closed:
             raise DeviceError(f"{self.name} is closed")
         driver.call("setDevice", self._index)
+        self.entered += 1
 
     # -- for arenas, weights, events and graphs
 

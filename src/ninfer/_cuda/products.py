@@ -8,9 +8,10 @@ from itertools import pairwise
 from typing import Any
 
 from ninfer._cuda import shares
-from ninfer._cuda.area import ROOM, TICKETS, Area
+from ninfer._cuda.area import OPERANDS, ROOM, TICKETS, Area
 from ninfer._cuda.buffers import CudaBuffer
 from ninfer._cuda.matrix import NAMES, CudaMatrix, CudaRows
+from ninfer._cuda.panels import Panels
 from ninfer.errors import InvariantError
 
 STORE_BF16, STORE_F32, ADD, SWIGLU = range(4)
@@ -22,7 +23,6 @@ _BARE = 8
 """Up to so many columns, blocks that need them in bf16 norm and order them themselves."""
 
 _SEGMENT, _JOB = 128, 128
-_OPERANDS = 16 << 20
 
 Gemm = Callable[[int, int, str, int, int, int, int, int, bool], None]
 
@@ -47,6 +47,7 @@ class Products:
         self._device = device
         self._gemm = gemm
         self._area = area
+        self._panels = Panels(device, area)
 
     @property
     def room(self) -> CudaBuffer:
@@ -115,7 +116,7 @@ class Products:
             return False
         parts, eights = max(job.parts for job in plan.jobs), 1 + (columns > 8)
         tiles = sum(job.tiles for job in plan.jobs)
-        if parts > 1 and (tiles > TICKETS or tiles * parts * 512 * eights > ROOM - _OPERANDS):
+        if parts > 1 and (tiles > TICKETS or tiles * parts * 512 * eights > ROOM - OPERANDS):
             return False
         codes = sums = None
         if not bare:
@@ -139,7 +140,7 @@ class Products:
         columns, K = x.shape
         padded = -(-K // 128) * 128
         nbytes = columns * padded * 2
-        if 3 * nbytes > _OPERANDS:
+        if 3 * nbytes > OPERANDS:
             raise InvariantError(f"{columns} columns of {K} exceed the workspace")
         coded = [format in shares.CODED for format in formats]
         plain, codes, sums = (self.room.ptr + i * nbytes for i in range(3))
@@ -160,8 +161,9 @@ class Products:
         sizes = [(own[0][0][0].format, _segments(own, height)[1]) for own in formats]
         plan = shares.wide(sizes, columns, K, self._device.multiprocessors, self._device.shared_limit - 2048)
         partial = 2 * sum(job.blocks for job in plan.jobs) * plan.warps * 64 * plan.columns
-        if sum(tiles for _, tiles in sizes) > TICKETS or partial > ROOM - _OPERANDS:
+        if sum(tiles for _, tiles in sizes) > TICKETS or partial > ROOM - OPERANDS:
             raise InvariantError(f"{sizes} tiles exceed the workspace")
+        leaves = result == SWIGLU and columns <= plan.columns and _in_eights(formats, height)
         for begin in range(0, columns, plan.columns):
             end = min(columns, begin + plan.columns)
             parts = [
@@ -169,27 +171,40 @@ class Products:
                 for own in formats
             ]
             tables = [_segments(own, height)[0] for own in parts]
-            self._wide(result, plan, tables, x.slice(begin, end), norm, eps, scale and scale.slice(begin, end))
+            out = parts[0][0][0][1] if leaves else None
+            some = scale and scale.slice(begin, end)
+            self._wide(result, plan, tables, x.slice(begin, end), norm, eps, some, out)
 
     def _wide(
-        self, result: int, plan: shares.Wide, tables: list[bytes], x: Any, norm: Any, eps: float, scale: Any
-    ) -> None:
+        self, result: int, plan: shares.Wide, tables: list[bytes], x: Any, norm: Any, eps: float, scale: Any,
+        leaves: CudaBuffer | None,
+    ) -> None:  # fmt: skip
+        """leaves: the whole result, which the next product may take at once."""
         columns, K = x.shape
         padded = -(-K // 256) * 256
-        if 2 * padded * plan.columns > _OPERANDS:
+        nbytes = 2 * padded * plan.columns
+        if nbytes > OPERANDS:
             raise InvariantError(f"{columns} columns of {K} exceed the workspace")
-        width = padded if norm is not None else min(padded, 2048)
-        words = pack(x, norm, self.room, eps, K, padded, plan.columns, width)
-        grid, shared = (columns, -(-padded // width)), 2 * width * (1 + (norm is not None))
-        self._launch("rows", "panels", grid, min(512, width // 8), words, shared)
-        columns_at = (self.room, None, None, None, eps)
-        words, blocks = self._words(result, plan, tables, columns_at, columns, K, scale, 0, plan.warps)
+        taken = self.room.ptr
+        if norm is None and (found := self._panels.find(x, plan.columns)):
+            taken = found.at
+        else:
+            width = padded if norm is not None else min(padded, 2048)
+            words = pack(x, norm, taken, eps, K, padded, plan.columns, width)
+            grid, shared = (columns, -(-padded // width)), 2 * width * (1 + (norm is not None))
+            self._launch("rows", "panels", grid, min(512, width // 8), words, shared)
+        left = self._panels.place(leaves, plan.columns, taken, nbytes) if leaves else None
+        columns_at = (taken, None, None, None, eps)
+        leave = left.at if left else None
+        words, blocks = self._words(result, plan, tables, columns_at, columns, K, scale, 0, plan.warps, leave)
         name = f"wide_{plan.columns}"
         self._launch(name, name, blocks, 32 * plan.warps, words, plan.jobs[0].shared)
+        if left:
+            self._panels.leave(left)
 
     def _words(
         self, result: int, plan: shares.Plan | shares.Wide, tables: list[bytes], columns_at: tuple[Any, ...],
-        columns: int, K: int, scale: Any, parts: int, height: int = 1,
+        columns: int, K: int, scale: Any, parts: int, height: int = 1, leave: int | None = None,
     ) -> tuple[bytes, int]:  # fmt: skip
         """A ``Stream`` of ``kernels/products.cuh``, and its blocks. columns_at: its first words."""
         jobs, segment, block, ticket = b"", 0, 0, 0
@@ -199,7 +214,7 @@ class Products:
             segment, block, ticket = end, block + job.slices * job.blocks, ticket + job.tiles
         words = pack(
             *columns_at, columns, K, result, len(plan.jobs), plan.warps, plan.stages, scale,
-            self.room.ptr + _OPERANDS, parts, self.tickets,
+            self.room.ptr + OPERANDS, parts, self.tickets, leave,
         )  # fmt: skip
         words += jobs.ljust(shares.MAX_JOBS * _JOB, b"\0")
         return words + b"".join(tables).ljust(shares.MAX_SEGMENTS * _SEGMENT, b"\0"), block
@@ -288,6 +303,14 @@ def _rows_at(matrix: CudaMatrix, begin: int, end: int) -> CudaRows:
             return rows.part(begin - at, end - at)
         at += rows.rows
     raise InvariantError(f"rows [{begin}, {end}) of a matrix of {matrix.rows}")
+
+
+def _in_eights(formats: list[list[Step]], height: int) -> bool:
+    """Whether steps give the whole of one result, in tiles of ``height`` rows that begin at its eights."""
+    steps = [step[0] for own in formats for step in own]
+    out = steps[0][1]
+    whole = all(rows.rows % height == 0 and first % 8 == 0 for rows, _, first in steps)
+    return whole and sum(rows.rows for rows, *_ in steps) == out.shape[1] and out.ptr % 16 == 0
 
 
 _TOGETHER = {

@@ -27,6 +27,7 @@ struct Stream {
     float* partial;      // [tickets][parts]: sums of parts of a tile
     i64 parts;
     int* tickets;  // one a tile of all jobs; zero between launches
+    u8* leave;     // wide.cuh: the result is put here as well, in panels; or null
     Job job[MAX_JOBS];
     Segment segment[MAX_SEGMENTS];
 };

@@ -80,6 +80,14 @@ DEVICE void put_result(const Stream& a, void* out, i64 at, float v, int column) 
     *p = to_bf16(a.result == ADD ? from_bf16(*p) + (a.scale ? a.scale[column] : 1.0f) * v : v);
 }
 
+// Leave features f .. f + 7 of a column, f a multiple of 8, to a product whose panels have `room` columns: an eight of them has
+// a pair of each of four lanes (see `panels` in rows.cu).
+DEVICE void leave8(u8* panels, Word4 v, int f, int column, int room) {
+    u32* to = (u32*)panels + ((f / 64 * 8 + f / 8 % 2 * 4) * room + column) * 4 + f / 16 % 4;
+    v = operand_order(v);
+    to[0] = v.x, to[4 * room] = v.y, to[8 * room] = v.z, to[12 * room] = v.w;
+}
+
 // Put the sums of a tile where they belong, by way of 2 KB of shared memory that are this warp's own.
 template <int N8> DEVICE void finish_wide(const Stream& a, const Octet (&octet)[2], const Sums<N8>& sums, float* room, int lane) {
     const int g = lane / 4, t = lane % 4, pair = a.result == SWIGLU, count = octet[0].count, rows = pair ? 8 : 16;
@@ -135,7 +143,9 @@ template <int N8> DEVICE void finish_wide(const Stream& a, const Octet (&octet)[
 #pragma unroll
                     for (int j = 0; j < 8; ++j) f[j / 4][j % 4] = old[j] + factor * f[j / 4][j % 4];
                 }
-                *out = {pack(f[0][0], f[0][1]), pack(f[0][2], f[0][3]), pack(f[1][0], f[1][1]), pack(f[1][2], f[1][3])};
+                const Word4 all = {pack(f[0][0], f[0][1]), pack(f[0][2], f[0][3]), pack(f[1][0], f[1][1]), pack(f[1][2], f[1][3])};
+                *out = all;
+                if (a.leave) leave8(a.leave, all, (int)first + row, begin + lane, 8 * N8);
             }
         }
     }
@@ -267,7 +277,7 @@ template <int N8> DEVICE void wide(const Stream& a) {
         }
         Octet octet[2];
         tile_octets(octet, a, (int)job.segment, (int)job.end, own);
-        finish_wide<N8>(a, octet, sums, (float*)stage, lane);
+        finish_wide<N8>(a, octet, sums, (float*)stage, here(lane));
     }
     copies_wait<0>();
 }
