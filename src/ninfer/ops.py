@@ -253,8 +253,11 @@ class Ops(Protocol):
         """Scratch bytes ``norm_project`` and ``norm_swiglu`` need for up to ``tokens`` tokens of ``cols`` features."""
         ...
 
-    def project_add(self, x: Buffer, y: Buffer, weight: Matrix, scale: Buffer | None = None) -> None:
-        """x act [T, H] += s * (y W^T); y act [T, K]; scale f32 [T], or 1 everywhere."""
+    def project_add(
+        self, x: Buffer, y: Buffer, weight: Matrix, scale: Buffer | None = None, norm: Buffer | None = None
+    ) -> None:
+        """x act [T, H] += s * (y W^T); y act [T, K]; scale f32 [T], or 1 everywhere. norm: bf16 [H], a hint that
+        the next Op takes ``norm1(x, norm)``, for which a device may make ready; no result depends on it."""
         ...
 
     def norm_swiglu(

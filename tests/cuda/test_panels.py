@@ -16,11 +16,11 @@ from ninfer._cuda.device import CudaDevice
 from ninfer.device import working
 from ninfer.ops import Segment, Stored
 
-T, H, I = 20, 64, 256
+T, H, I = 20, 256, 256
 
 
 class Ffn:
-    """Gate, up and down, of zeros."""
+    """Gate, up and down, of zeros. What down adds to is normed next."""
 
     def __init__(self, device: CudaDevice) -> None:
         self.device, self.ops = device, device.ops
@@ -38,7 +38,7 @@ class Ffn:
         self.ops.norm_swiglu(self.product, self.x, self.norm, self.gate, self.gate, 1e-6, self.scratch)
 
     def down(self) -> None:
-        self.ops.project_add(self.x, self.product, self.down_weight)
+        self.ops.project_add(self.x, self.product, self.down_weight, norm=self.norm)
 
     def both(self) -> None:
         self.up()
@@ -72,6 +72,18 @@ def test_a_recording_relies_on_nothing_before_it(ffn: Ffn) -> None:
     ffn.up()
     graph.launch()
     assert made(device, ffn.down) == 1, "nobody knows what a recording has written"
+
+
+def test_what_was_added_to_is_left_with_its_norm(ffn: Ffn) -> None:
+    device = ffn.device
+    assert made(device, ffn.down) == 1
+    assert made(device, ffn.both) == 0
+    assert made(device, lambda: device.capture(ffn.both)) == 1
+    ffn.down()
+    ffn.norm = ffn.empty(1, H)
+    assert made(device, ffn.up) == 1
+    ffn.ops.project_add(ffn.x, ffn.product, ffn.down_weight)
+    assert made(device, ffn.up) == 1, "nobody said that a norm comes next"
 
 
 def test_a_recording_that_failed_leaves_nothing(ffn: Ffn) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+from kernels.machine import EmulatedDevice
 
 from ninfer._cpu.device import CpuDevice
 from ninfer.artifact import Artifact
@@ -61,3 +63,25 @@ def test_logits_equal_the_host(
         assert np.isfinite(ours).all()
         error = np.linalg.norm(ours - exact) / np.linalg.norm(exact)
         assert error < (0.05 if config is DENSE else 0.3), f"{error:.3f}"
+
+
+def test_columns_of_a_round_are_put_in_order_by_who_makes_them(
+    device: Any, runner: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three rows of six columns: only what no product has made, or left, has a launch of its own."""
+    monkeypatch.setattr(device, "multiprocessors", 16)
+    sizes = {**COMMON, "heads": (8, 2), "gdn": (2, 16), "gdn_dims": (16, 16)}
+    source = synthetic_source(text_geometry(256, 5, dense=256, **sizes), "q4-mixed", seed=5)
+    tokens = np.random.default_rng(3).integers(0, 400, 18)
+    host, results = CpuDevice(threads=1), []
+    for one in (host, device):
+        model = runner.Runner(one, bind(Artifact(source), one), lanes=3, kv_dtype="f32" if one is host else "bf16")
+        rows = [runner.Row(tokens[6 * i : 6 * i + 6], 0, i) for i in range(3)]
+        before = Counter(getattr(one, "launches", ()))
+        results.append(np.concatenate(model.run(rows, record=True)))
+    host.close()
+    error = np.linalg.norm(results[1] - results[0]) / np.linalg.norm(results[0])
+    assert error < 0.05, f"{error:.3f}"
+    if isinstance(device, EmulatedDevice):
+        launches = Counter(device.launches) - before
+        assert launches["panels"] == 1 + 5 + 1, "the first inputs, what mixers give, and the head's columns"

@@ -92,7 +92,10 @@ class CpuOps:
     def norm_scratch(self, tokens: int, cols: int) -> int:
         return 4 * tokens * cols
 
-    def project_add(self, x: Buffer, y: Buffer, weight: CpuMatrix, scale: Buffer | None = None) -> None:
+    def project_add(
+        self, x: Buffer, y: Buffer, weight: CpuMatrix, scale: Buffer | None = None, norm: Buffer | None = None
+    ) -> None:
+        # norm: whoever reads x norms it, so there is nothing to make ready
         _want(x, "x", (y.shape[0], weight.rows))
         self._project((x,), y, (weight,), scale, add=True)
 

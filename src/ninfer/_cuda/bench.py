@@ -198,9 +198,9 @@ class Bench:
                     fixed = (conv, zeros, zeros, gdn_norm)
                     if step:
                         self.ops.gdn(mixed, (q, k, v), z, a, b, *fixed, state, record, rows, g, 1e-6, scratch)
-                    self.ops.project_add(x, mixed, out)
+                    self.ops.project_add(x, mixed, out, norm=norm)
                     self.ops.norm_swiglu(product, x, norm, gate, up, 1e-6, scratch)
-                    self.ops.project_add(x, product, down)
+                    self.ops.project_add(x, product, down, norm=norm)
                     self.ops.norm_project(outs, x, norm, inputs, 1e-6, scratch)
 
                 return layer

@@ -102,8 +102,11 @@ class CudaOps:
     def norm_scratch(self, tokens: int, cols: int) -> int:
         return 2 * tokens * cols
 
-    def project_add(self, x: CudaBuffer, y: CudaBuffer, weight: CudaMatrix, scale: CudaBuffer | None = None) -> None:
-        self._products(ADD, (x,), y, None, (weight,), scale=scale)
+    def project_add(
+        self, x: CudaBuffer, y: CudaBuffer, weight: CudaMatrix, scale: CudaBuffer | None = None,
+        norm: CudaBuffer | None = None,
+    ) -> None:  # fmt: skip
+        self._products(ADD, (x,), y, None, (weight,), scale=scale, next_norm=norm)
 
     def norm_swiglu(
         self,

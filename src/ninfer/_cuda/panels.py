@@ -19,11 +19,22 @@ _HALF = OPERANDS // 2
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """``x`` bf16 [columns, K] at ``at``, in panels of ``room`` columns."""
+    """``x`` bf16 [columns, K] at ``at``, in panels of ``room`` columns; with a ``norm``, ``x * (1 + norm)``, and behind
+    it f32 [room / 4, K / 16, 4], what the squares of ``x`` add up to by 16 features."""
 
     x: CudaBuffer
+    norm: CudaBuffer | None
     room: int
     at: int
+
+    @property
+    def squares(self) -> int | None:
+        return None if self.norm is None else self.at + 2 * self.x.shape[1] * self.room
+
+    @property
+    def nbytes(self) -> int:
+        elements = self.x.shape[1] * self.room
+        return 2 * elements + (0 if self.norm is None else elements // 4)
 
 
 class Panels:
@@ -35,21 +46,21 @@ class Panels:
         self._left: Left | None = None
         self._entered = -1
 
-    def find(self, x: CudaBuffer, room: int) -> Left | None:
-        """``x`` in panels of ``room`` columns, for the very next launch; None where they have to be made."""
+    def find(self, x: CudaBuffer, norm: CudaBuffer | None, room: int) -> Left | None:
+        """``x`` in panels of ``room`` columns, for the very next launch, to be normed where there is a ``norm``; None
+        where they have to be made."""
         left, self._left = self._left, None
         if left is None or self._device.entered != self._entered:
             return None
-        same = (left.x.ptr, left.x.shape, left.room) == (x.ptr, x.shape, room)
-        return left if same else None
+        wanted = x.ptr, x.shape, norm and norm.ptr, room
+        return left if wanted == (left.x.ptr, left.x.shape, left.norm and left.norm.ptr, left.room) else None
 
-    def place(self, out: CudaBuffer, room: int, taken: int, nbytes: int) -> Left | None:
-        """Where a product may leave ``out`` while it reads ``nbytes`` of panels at ``taken``; None where there is no
-        room, or where there would be features to fill up with zeros."""
-        features, base = out.shape[1], self._area.room.ptr
-        if features % 256 or max(nbytes, 2 * features * room) > _HALF:
-            return None
-        return Left(out, room, base + (_HALF if taken == base else 0))
+    def place(self, out: CudaBuffer, norm: CudaBuffer | None, room: int, taken: int, nbytes: int) -> Left | None:
+        """Where a product may leave ``out``, for one that norms it so, while it reads ``nbytes`` at ``taken``; None
+        where there is no room, or where there would be features to fill up with zeros."""
+        base = self._area.room.ptr
+        left = Left(out, norm, room, base + (_HALF if taken == base else 0))
+        return None if out.shape[1] % 256 or max(nbytes, left.nbytes) > _HALF else left
 
     def leave(self, left: Left) -> None:
         """The launch that leaves ``left`` was the last thing that was submitted."""

@@ -11,7 +11,7 @@ from ninfer._cuda import shares
 from ninfer._cuda.area import OPERANDS, ROOM, TICKETS, Area
 from ninfer._cuda.buffers import CudaBuffer
 from ninfer._cuda.matrix import NAMES, CudaMatrix, CudaRows
-from ninfer._cuda.panels import Panels
+from ninfer._cuda.panels import Left, Panels
 from ninfer.errors import InvariantError
 
 STORE_BF16, STORE_F32, ADD, SWIGLU = range(4)
@@ -67,8 +67,10 @@ class Products:
         eps: float = 0.0,
         scale: CudaBuffer | None = None,
         scratch: CudaBuffer | None = None,
+        next_norm: CudaBuffer | None = None,
     ) -> None:
-        """``result`` says what becomes of the products. With SWIGLU, ``weights`` is (gate, up) and ``outs`` is one."""
+        """``result`` says what becomes of the products. With SWIGLU, ``weights`` is (gate, up) and ``outs`` is one.
+        next_norm: with ADD, what the next product norms ``outs`` with."""
         self._area.require()
         columns, K = x.shape
         for weight in weights:
@@ -90,7 +92,7 @@ class Products:
             self._dense(result, plain, x, norm, eps, scale, scratch)
         for group in _groups([step for step in steps if step not in plain], most):
             if columns > shares.COLUMNS or not self._stream(result, group, x, norm, eps, scale):
-                self._wides(result, group, x, norm, eps, scale, scratch)
+                self._wides(result, group, x, norm, eps, scale, scratch, next_norm)
 
     # -- kernels
 
@@ -148,7 +150,9 @@ class Products:
         self._launch("rows", "operands", columns, min(512, padded // 4), pack(x, norm, *outs, eps, K, padded), 0)
         return plain, codes, sums
 
-    def _wides(self, result: int, steps: list[Step], x: Any, norm: Any, eps: float, scale: Any, scratch: Any) -> None:
+    def _wides(
+        self, result: int, steps: list[Step], x: Any, norm: Any, eps: float, scale: Any, scratch: Any, next_norm: Any
+    ) -> None:
         """A launch for all formats and for as many columns as fit; matrices of fp32 are decoded whole."""
         height = 8 if result == SWIGLU else 16
         formats = _by_format(steps)
@@ -163,7 +167,8 @@ class Products:
         partial = 2 * sum(job.blocks for job in plan.jobs) * plan.warps * 64 * plan.columns
         if sum(tiles for _, tiles in sizes) > TICKETS or partial > ROOM - OPERANDS:
             raise InvariantError(f"{sizes} tiles exceed the workspace")
-        leaves = result == SWIGLU and columns <= plan.columns and _in_eights(formats, height)
+        wanted = result == SWIGLU or (result == ADD and next_norm is not None)
+        leaves = wanted and columns <= plan.columns and _in_tiles(formats, height)
         for begin in range(0, columns, plan.columns):
             end = min(columns, begin + plan.columns)
             parts = [
@@ -173,30 +178,28 @@ class Products:
             tables = [_segments(own, height)[0] for own in parts]
             out = parts[0][0][0][1] if leaves else None
             some = scale and scale.slice(begin, end)
-            self._wide(result, plan, tables, x.slice(begin, end), norm, eps, some, out)
+            self._wide(result, plan, tables, x.slice(begin, end), norm, eps, some, out, next_norm)
 
     def _wide(
         self, result: int, plan: shares.Wide, tables: list[bytes], x: Any, norm: Any, eps: float, scale: Any,
-        leaves: CudaBuffer | None,
+        leaves: CudaBuffer | None, next_norm: CudaBuffer | None,
     ) -> None:  # fmt: skip
-        """leaves: the whole result, which the next product may take at once."""
+        """leaves: the whole result, which the next product may take at once, with its norm."""
         columns, K = x.shape
         padded = -(-K // 256) * 256
         nbytes = 2 * padded * plan.columns
         if nbytes > OPERANDS:
             raise InvariantError(f"{columns} columns of {K} exceed the workspace")
-        taken = self.room.ptr
-        if norm is None and (found := self._panels.find(x, plan.columns)):
-            taken = found.at
-        else:
+        found = self._panels.find(x, norm, plan.columns)
+        taken, squares = (found.at, found.squares) if found else (self.room.ptr, None)
+        if found is None:
             width = padded if norm is not None else min(padded, 2048)
             words = pack(x, norm, taken, eps, K, padded, plan.columns, width)
             grid, shared = (columns, -(-padded // width)), 2 * width * (1 + (norm is not None))
             self._launch("rows", "panels", grid, min(512, width // 8), words, shared)
-        left = self._panels.place(leaves, plan.columns, taken, nbytes) if leaves else None
-        columns_at = (taken, None, None, None, eps)
-        leave = left.at if left else None
-        words, blocks = self._words(result, plan, tables, columns_at, columns, K, scale, 0, plan.warps, leave)
+        left = self._panels.place(leaves, next_norm, plan.columns, taken, nbytes) if leaves else None
+        columns_at = (taken, None, squares, None, eps)
+        words, blocks = self._words(result, plan, tables, columns_at, columns, K, scale, 0, plan.warps, left)
         name = f"wide_{plan.columns}"
         self._launch(name, name, blocks, 32 * plan.warps, words, plan.jobs[0].shared)
         if left:
@@ -204,7 +207,7 @@ class Products:
 
     def _words(
         self, result: int, plan: shares.Plan | shares.Wide, tables: list[bytes], columns_at: tuple[Any, ...],
-        columns: int, K: int, scale: Any, parts: int, height: int = 1, leave: int | None = None,
+        columns: int, K: int, scale: Any, parts: int, height: int = 1, left: Left | None = None,
     ) -> tuple[bytes, int]:  # fmt: skip
         """A ``Stream`` of ``kernels/products.cuh``, and its blocks. columns_at: its first words."""
         jobs, segment, block, ticket = b"", 0, 0, 0
@@ -214,7 +217,8 @@ class Products:
             segment, block, ticket = end, block + job.slices * job.blocks, ticket + job.tiles
         words = pack(
             *columns_at, columns, K, result, len(plan.jobs), plan.warps, plan.stages, scale,
-            self.room.ptr + OPERANDS, parts, self.tickets, leave,
+            self.room.ptr + OPERANDS, parts, self.tickets,
+            *((left.at, left.norm, left.squares) if left else (None,) * 3),
         )  # fmt: skip
         words += jobs.ljust(shares.MAX_JOBS * _JOB, b"\0")
         return words + b"".join(tables).ljust(shares.MAX_SEGMENTS * _SEGMENT, b"\0"), block
@@ -305,11 +309,11 @@ def _rows_at(matrix: CudaMatrix, begin: int, end: int) -> CudaRows:
     raise InvariantError(f"rows [{begin}, {end}) of a matrix of {matrix.rows}")
 
 
-def _in_eights(formats: list[list[Step]], height: int) -> bool:
-    """Whether steps give the whole of one result, in tiles of ``height`` rows that begin at its eights."""
+def _in_tiles(formats: list[list[Step]], height: int) -> bool:
+    """Whether steps give the whole of one result, cut into tiles of ``height`` rows."""
     steps = [step[0] for own in formats for step in own]
     out = steps[0][1]
-    whole = all(rows.rows % height == 0 and first % 8 == 0 for rows, _, first in steps)
+    whole = all(rows.rows % height == 0 and first % height == 0 for rows, _, first in steps)
     return whole and sum(rows.rows for rows, *_ in steps) == out.shape[1] and out.ptr % 16 == 0
 
 

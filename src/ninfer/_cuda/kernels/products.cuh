@@ -15,11 +15,19 @@ struct Job {
     i64 whole, length, longer;  // blocks take whole tiles, or chunks: so many, and the first `longer` blocks one more
 };
 
+// Where wide.cuh puts the result as well, in panels, for the product that comes next.
+struct Left {
+    u8* panels;        // or null
+    const u16* norm;   // [features] or null: of that product, whose columns are the result times what is added to one in it,
+    float* squares;    // [columns / 4][features / 16][4]: and of the result by itself, what squares of 16 features add up to
+};
+
 // Where columns and results lie, and what becomes of the products of segments 2i and 2i + 1 (SWIGLU) or of every one.
 struct Stream {
     const u16* x;       // [columns, K]; or made ready by `operands`, for formats that are not codes; or by `panels`
     const u16* norm;    // [K] or null; null where columns are ready
-    const float* sums;  // powers of two of `codes` by 64, from `operands`; or null: columns are as they are
+    const float* sums;  // powers of two of `codes` by 64, from `operands`; or null: columns are as they are; wide.cuh: `squares`
+                        // that were left with the columns, or null: they are normed
     const u8* codes;    // [columns][2][K padded]: made ready by `operands`, for codes
     double eps;
     i64 columns, K, result, jobs, warps, stages;  // warps of a block, a power of two, as its logarithm
@@ -27,7 +35,7 @@ struct Stream {
     float* partial;      // [tickets][parts]: sums of parts of a tile
     i64 parts;
     int* tickets;  // one a tile of all jobs; zero between launches
-    u8* leave;     // wide.cuh: the result is put here as well, in panels; or null
+    Left left;
     Job job[MAX_JOBS];
     Segment segment[MAX_SEGMENTS];
 };

@@ -80,6 +80,16 @@ DEVICE void put_result(const Stream& a, void* out, i64 at, float v, int column) 
     *p = to_bf16(a.result == ADD ? from_bf16(*p) + (a.scale ? a.scale[column] : 1.0f) * v : v);
 }
 
+// Eight features of a column times what is added to one in its norm; what their squares add up to is left to whoever multiplies
+// them.
+DEVICE Word4 normed_later(Word4 v, Word4 norm, float& square) {
+    float f[8], w[8];
+    unpack8(f, v), unpack8(w, norm);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) square += f[i] * f[i], f[i] *= 1.0f + w[i];
+    return {pack(f[0], f[1]), pack(f[2], f[3]), pack(f[4], f[5]), pack(f[6], f[7])};
+}
+
 // Leave features f .. f + 7 of a column, f a multiple of 8, to a product whose panels have `room` columns: an eight of them has
 // a pair of each of four lanes (see `panels` in rows.cu).
 DEVICE void leave8(u8* panels, Word4 v, int f, int column, int room) {
@@ -88,8 +98,39 @@ DEVICE void leave8(u8* panels, Word4 v, int f, int column, int room) {
     to[0] = v.x, to[4 * room] = v.y, to[8 * room] = v.z, to[12 * room] = v.w;
 }
 
+// What is left to multiply the sums of columns by: where the product before this one left them, their norm's factor. `factors` are
+// shared by the block.
+template <int N8> DEVICE void put_factors(const Stream& a, float* factors) {
+    constexpr int at_once = 5;
+    const int warp = from_lane(thread() / 32, 0), lane = thread() % 32, tiles = (int)a.K / 16;
+#pragma unroll 1
+    for (int four = warp; four < 2 * N8; four += threads() / 32) {
+        float square[4] = {};
+        const float* squares = a.sums + 4 * four * tiles;
+        if (a.sums && 4 * four < a.columns)
+#pragma unroll 1
+            for (int tile = lane; tile < tiles; tile += 32 * at_once) {
+                float v[at_once][4] = {};
+#pragma unroll
+                for (int i = 0; i < at_once; ++i)
+                    if (tile + 32 * i < tiles) load4(v[i], squares + 4 * (tile + 32 * i));
+#pragma unroll
+                for (int i = 0; i < at_once; ++i)
+#pragma unroll
+                    for (int j = 0; j < 4; ++j) square[j] += v[i][j];
+            }
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            square[j] = sum_warp(square[j]);
+            const float root = inverse_root(square[j] * reciprocal((float)a.K) + (float)a.eps);
+            if (lane == j) factors[4 * four + j] = a.sums ? root : 1.0f;
+        }
+    }
+}
+
 // Put the sums of a tile where they belong, by way of 2 KB of shared memory that are this warp's own.
-template <int N8> DEVICE void finish_wide(const Stream& a, const Octet (&octet)[2], const Sums<N8>& sums, float* room, int lane) {
+template <int N8>
+DEVICE void finish_wide(const Stream& a, const Octet (&octet)[2], const Sums<N8>& sums, const float* factors, float* room, int lane) {
     const int g = lane / 4, t = lane % 4, pair = a.result == SWIGLU, count = octet[0].count, rows = pair ? 8 : 16;
     const Segment& s = a.segment[octet[0].segment];
     const float upper = row_factor(s, octet[0].row + minimum(g, count - 1));
@@ -105,8 +146,9 @@ template <int N8> DEVICE void finish_wide(const Stream& a, const Octet (&octet)[
             if (n / 4 * 32 == begin)
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
-                    *place(room, g, n % 4 * 8 + 2 * t + i) = upper * sums.v[n][i];
-                    *place(room, 8 + g, n % 4 * 8 + 2 * t + i) = lower * sums.v[n][2 + i];
+                    const float factor = factors[8 * n + 2 * t + i];
+                    *place(room, g, n % 4 * 8 + 2 * t + i) = factor * upper * sums.v[n][i];
+                    *place(room, 8 + g, n % 4 * 8 + 2 * t + i) = factor * lower * sums.v[n][2 + i];
                 }
         sync_warp();
         const int left = minimum(32, (int)a.columns - begin);
@@ -120,6 +162,7 @@ template <int N8> DEVICE void finish_wide(const Stream& a, const Octet (&octet)[
             }
         } else if (lane < left) {
             const float factor = a.scale ? a.scale[begin + lane] : 1.0f;
+            float square = 0;
 #pragma unroll 1
             for (int row = 0; row < rows; row += 8) {
                 float f[2][4], w[2][4];
@@ -136,23 +179,28 @@ template <int N8> DEVICE void finish_wide(const Stream& a, const Octet (&octet)[
                     store4((float*)s.out + at, f[0]), store4((float*)s.out + at + 4, f[1]);
                     continue;
                 }
-                Word4* out = (Word4*)((u16*)s.out + at);
+                Word4 *out = (Word4*)((u16*)s.out + at), norm = {};
+                if (a.left.norm) norm = *(const Word4*)(a.left.norm + first + row);
                 if (a.result == ADD) {
                     float old[8];
                     unpack8(old, *out);
 #pragma unroll
                     for (int j = 0; j < 8; ++j) f[j / 4][j % 4] = old[j] + factor * f[j / 4][j % 4];
                 }
-                const Word4 all = {pack(f[0][0], f[0][1]), pack(f[0][2], f[0][3]), pack(f[1][0], f[1][1]), pack(f[1][2], f[1][3])};
+                Word4 all = {pack(f[0][0], f[0][1]), pack(f[0][2], f[0][3]), pack(f[1][0], f[1][1]), pack(f[1][2], f[1][3])};
                 *out = all;
-                if (a.leave) leave8(a.leave, all, (int)first + row, begin + lane, 8 * N8);
+                if (!a.left.panels) continue;
+                if (a.left.norm) all = normed_later(all, norm, square);
+                leave8(a.left.panels, all, (int)first + row, begin + lane, 8 * N8);
             }
+            if (a.left.norm) a.left.squares[(begin + lane) / 4 * (stride / 4) + first / 4 + lane % 4] = square;
         }
     }
 }
 
 template <int N8> DEVICE void wide(const Stream& a) {
     DYNAMIC_SHARED(shared);
+    __shared__ float factors[8 * N8];
     int j = 0;
     while (j + 1 < a.jobs && block_x() >= a.job[j + 1].block) ++j;
     const Job& job = a.job[j];
@@ -199,6 +247,8 @@ template <int N8> DEVICE void wide(const Stream& a) {
             }
         }
     });
+    put_factors<N8>(a, factors);
+    sync();  // places for columns are set up, too
     // tile after tile; then what others share of the first and the last
 #pragma unroll 1
     for (int step = first; step <= last + 2; ++step) {
@@ -277,7 +327,7 @@ template <int N8> DEVICE void wide(const Stream& a) {
         }
         Octet octet[2];
         tile_octets(octet, a, (int)job.segment, (int)job.end, own);
-        finish_wide<N8>(a, octet, sums, (float*)stage, here(lane));
+        finish_wide<N8>(a, octet, sums, factors, (float*)stage, here(lane));
     }
     copies_wait<0>();
 }

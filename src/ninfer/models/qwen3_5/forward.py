@@ -128,11 +128,12 @@ def forward(
     ops.embed(p.x, model.embedding, rows.tokens)
     for layer, block in enumerate(model.blocks):
         if isinstance(block.mixer, AttentionWeights):
-            _attention(p, block.input_norm, block.mixer, next(planes))
+            _attention(p, block, block.mixer, next(planes))
         else:
-            _gdn(p, block.input_norm, block.mixer, next(states), next(records))
-        _ffn(p, block)
-        if features is not None and layer in taps:
+            _gdn(p, block, block.mixer, next(states), next(records))
+        tapped, last = features is not None and layer in taps, layer + 1 == len(model.blocks)
+        _ffn(p, block, None if tapped or last else model.blocks[layer + 1].input_norm)
+        if features is not None and tapped:
             side = features.head(p.tokens, features.shape[1])
             ops.block.place(side, p.x, taps.index(layer) * model.config.hidden_size)
 
@@ -159,8 +160,8 @@ def draft(ops: Ops, model: Model, ws: Workspace, rows: Rows, kv: KVPlanes, hidde
     if out is None:
         _append(p, mtp.block.input_norm, mtp.block.mixer, kv)
         return
-    _attention(p, mtp.block.input_norm, mtp.block.mixer, kv)
-    _ffn(p, mtp.block)
+    _attention(p, mtp.block, mtp.block.mixer, kv)
+    _ffn(p, mtp.block, None)
     ops.final_norm(out, p.x, mtp.final_norm, None, eps)
 
 
@@ -202,43 +203,51 @@ def _append(p: _Pass, norm: Buffer, w: AttentionWeights, kv: KVPlanes) -> None:
     p.ops.attention_prepare(q, k, v, w.query_norm, w.key_norm, kv, p.rows, s, eps)
 
 
-def _attention(p: _Pass, norm: Buffer, w: AttentionWeights, kv: KVPlanes) -> None:
+def _attention(p: _Pass, block: Block, w: AttentionWeights, kv: KVPlanes) -> None:
     s, eps, ws = p.config.attention, p.config.eps, p.ws
     assert s is not None
     q, gate, out = (lane.head(p.tokens, s.hq * s.hd) for lane in (ws.query, ws.gate, ws.mixed))
     k, v = (lane.head(p.tokens, s.hk * s.hd) for lane in (ws.key, ws.value))
-    p.ops.norm_project((q, k, v, gate), p.x, norm, (w.query, w.key, w.value, w.gate), eps, ws.scratch)
+    p.ops.norm_project((q, k, v, gate), p.x, block.input_norm, (w.query, w.key, w.value, w.gate), eps, ws.scratch)
     p.ops.attend(out, q, k, v, gate, w.query_norm, w.key_norm, kv, p.rows, s, eps, ws.scratch)
-    p.ops.project_add(p.x, out, w.output)
+    p.ops.project_add(p.x, out, w.output, norm=_dense_norm(block))
 
 
-def _gdn(p: _Pass, norm: Buffer, w: GdnWeights, state: GdnState, record: GdnRecord | None) -> None:
+def _gdn(p: _Pass, block: Block, w: GdnWeights, state: GdnState, record: GdnRecord | None) -> None:
     g, eps, ws = p.config.gdn, p.config.eps, p.ws
     assert g is not None
     q, k = (lane.head(p.tokens, g.nk * g.dk) for lane in (ws.query, ws.key))
     v, z, out = (lane.head(p.tokens, g.nv * g.dv) for lane in (ws.value, ws.gate, ws.mixed))
     a, b = (lane.head(p.tokens, g.nv) for lane in (ws.a, ws.b))
     weights = (w.query, w.key, w.value, w.z, w.a, w.b)
-    p.ops.norm_project((q, k, v, z, a, b), p.x, norm, weights, eps, ws.scratch)
+    p.ops.norm_project((q, k, v, z, a, b), p.x, block.input_norm, weights, eps, ws.scratch)
     constants = (w.convolution, w.a_log, w.dt_bias, w.norm)
     p.ops.gdn(out, (q, k, v), z, a, b, *constants, state, record, p.rows, g, eps, ws.scratch)
-    p.ops.project_add(p.x, out, w.output)
+    p.ops.project_add(p.x, out, w.output, norm=_dense_norm(block))
 
 
-def _ffn(p: _Pass, block: Block) -> None:
+def _dense_norm(block: Block) -> Buffer | None:
+    """The norm of the product that takes what a mixer leaves; a mixture of experts norms by itself."""
+    return block.post_norm if isinstance(block.ffn, DenseWeights) else None
+
+
+def _ffn(p: _Pass, block: Block, next_norm: Buffer | None) -> None:
+    """next_norm: of the mixer that reads ``x`` next, if it is one that does."""
     if isinstance(block.ffn, DenseWeights):
-        _swiglu(p, p.x, block.post_norm, block.ffn)
+        _swiglu(p, p.x, block.post_norm, block.ffn, None, next_norm)
     else:
-        _moe(p, block.post_norm, block.ffn)
+        _moe(p, block.post_norm, block.ffn, next_norm)
 
 
-def _swiglu(p: _Pass, u: Buffer, norm: Buffer | None, w: DenseWeights, scale: Buffer | None = None) -> None:
+def _swiglu(
+    p: _Pass, u: Buffer, norm: Buffer | None, w: DenseWeights, scale: Buffer | None, next_norm: Buffer | None
+) -> None:
     product = p.ws.product.head(p.tokens, w.gate.rows)
     p.ops.norm_swiglu(product, u, norm, w.gate, w.up, p.config.eps, p.ws.scratch)
-    p.ops.project_add(p.x, product, w.down, scale)
+    p.ops.project_add(p.x, product, w.down, scale, next_norm)
 
 
-def _moe(p: _Pass, norm: Buffer, w: MoeWeights) -> None:
+def _moe(p: _Pass, norm: Buffer, w: MoeWeights, next_norm: Buffer | None) -> None:
     ffn, r = p.config.ffn, p.ws.routing
     assert r is not None
     assert isinstance(ffn, Moe)
@@ -248,4 +257,4 @@ def _moe(p: _Pass, norm: Buffer, w: MoeWeights) -> None:
     p.ops.moe_route(u, ids, weights, shared, p.x, norm, w.router, w.shared_score, p.config.eps)
     p.ops.moe_swiglu(product, u, ids, w.bank)
     p.ops.moe_down_add(p.x, product, ids, weights, w.bank)
-    _swiglu(p, u, None, w.shared, shared)
+    _swiglu(p, u, None, w.shared, shared, next_norm)
