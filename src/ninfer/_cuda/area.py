@@ -53,6 +53,10 @@ class Area:
         return self._lent
 
     @property
+    def in_use(self) -> bool:
+        return self._lent is not None
+
+    @property
     def workspace(self) -> CudaBuffer:
         return self._part(0, WORKSPACE, "u8")
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ninfer._cuda.buffers import CudaBuffer
+from ninfer._cuda.panels import Left, panel_words
 from ninfer._cuda.products import pack
 from ninfer.errors import InvariantError
 from ninfer.ops import GdnRecord, GdnShape, GdnState, Rows
@@ -39,15 +40,16 @@ class DeltaNet:
 
     def run(
         self, out: CudaBuffer, inputs: tuple[CudaBuffer, ...], state: GdnState, record: GdnRecord | None, rows: Rows,
-        shape: GdnShape, eps: float, room: CudaBuffer, tickets: CudaBuffer,
+        shape: GdnShape, eps: float, room: CudaBuffer, tickets: CudaBuffer, left: Left | None = None,
     ) -> None:  # fmt: skip
-        """inputs: q, k, v, z, a, b, convolution, a_log, dt_bias, norm. tickets i32: zeros, left as zeros."""
+        """inputs: q, k, v, z, a, b, convolution, a_log, dt_bias, norm. tickets i32: zeros, left as zeros. left: where
+        ``out`` is put as well, of 2 to FEW columns."""
         _check(shape)
         if room.nbytes < self.scratch(rows.B * rows.W, shape):
             raise InvariantError(f"scratch of {room.nbytes} bytes")
         ratio, limit = shape.nv // shape.nk, self._device.shared_limit
         group = 4 if _chunk_shared(4, ratio) <= limit else 2
-        words = _words(out, inputs, state, record, rows, shape, eps, room, tickets, group)
+        words = _words(out, inputs, state, record, rows, shape, eps, room, tickets, group, left)
         if rows.W <= FEW:
             name, symbol, shared = _step(rows.W, shape, record is not None)
             self._launch(name, symbol, (shape.nv, rows.B), 256, words, shared)
@@ -120,10 +122,10 @@ def _check(shape: GdnShape) -> None:
 
 def _words(
     out: Any, inputs: tuple[Any, ...], state: GdnState, record: GdnRecord | None, rows: Rows, shape: GdnShape,
-    eps: float, room: Any, tickets: Any, group: int,
+    eps: float, room: Any, tickets: Any, group: int, left: Left | None,
 ) -> bytes:  # fmt: skip
     kept = (record.k, record.d, record.g, record.c) if record else (None,) * 4
     return pack(
         out, *inputs, state.s, state.tail, *kept, rows.start, rows.width, rows.read, rows.write, room, tickets,
-        eps, rows.W, shape.nk, shape.nv, shape.dk, shape.dv, shape.taps, group,
+        eps, rows.W, shape.nk, shape.nv, shape.dk, shape.dv, shape.taps, group, *panel_words(left),
     )  # fmt: skip

@@ -18,6 +18,7 @@ from ninfer._cuda.block import CudaBlockOps
 from ninfer._cuda.buffers import CudaBuffer
 from ninfer._cuda.experts import Experts
 from ninfer._cuda.matrix import CudaMatrix
+from ninfer._cuda.panels import panel_words
 from ninfer._cuda.products import ADD, STORE_BF16, STORE_F32, SWIGLU, Gemm, Products, pack
 from ninfer._cuda.sampling import Sampler
 from ninfer.errors import InvariantError
@@ -218,15 +219,18 @@ class CudaOps:
         splits = max(1, self._units // units) if shares_keys else 1
         splits = min(splits, kv.blocks.shape[1])
         scale = math.log2(math.e) / math.sqrt(shape.hd)
+        left = self._products.panels.offer(out) if splits > 1 else None
         words = pack(
             out, q, gate, kv.k, kv.v, kv.k_scale, kv.v_scale, kv.blocks, rows.start, rows.width, rows.table, scratch,
-            scale, rows.W, kv.blocks.shape[1], shape.hq, shape.hk, shape.hd, splits, *new,
+            scale, rows.W, kv.blocks.shape[1], shape.hq, shape.hk, shape.hd, splits, *panel_words(left), *new,
         )  # fmt: skip
         grid = (tiles, shape.hk * splits, rows.B)
         self._launch(f"attention_{kv.k.dtype}", f"attention_{kernel}_{width}", grid, 128, words, shared)
         if splits > 1:
             threads = -(-shape.hd // 32) * 32
             self._launch("attention", "attention_merge", (rows.B * rows.W, shape.hq), threads, words, 8 * splits)
+        if left:
+            self._products.panels.leave(left)
 
     def attention_scratch(self, tokens: int, context: int, shape: AttentionShape) -> int:
         return self._units * 16 * (shape.hd + 2) * 4
@@ -258,7 +262,11 @@ class CudaOps:
         _want(out, "out", (rows.B * rows.W, shape.nv * shape.dv))
         _want(convolution, "convolution", (shape.taps, shape.channels))
         inputs = (*qkv, z, a, b, convolution, a_log, dt_bias, norm)
-        self._delta.run(out, inputs, state, record, rows, shape, eps, scratch, self._area.tickets)
+        tickets, panels = self._area.tickets, self._products.panels
+        left = panels.offer(out) if 1 < rows.W <= gdn.FEW else None
+        self._delta.run(out, inputs, state, record, rows, shape, eps, scratch, tickets, left)
+        if left:
+            panels.leave(left)
 
     def gdn_scratch(self, tokens: int, shape: GdnShape) -> int:
         return self._delta.scratch(tokens, shape)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ninfer._cuda import shares
 from ninfer._cuda.area import OPERANDS, Area
 from ninfer._cuda.buffers import CudaBuffer
 
@@ -37,6 +38,11 @@ class Left:
         return 2 * elements + (0 if self.norm is None else elements // 4)
 
 
+def panel_words(left: Left | None) -> tuple[int, int]:
+    """Where a kernel leaves its result, and columns of panels there."""
+    return (left.at, left.room) if left else (0, 0)
+
+
 class Panels:
     """What was left last, over one device."""
 
@@ -61,6 +67,12 @@ class Panels:
         base = self._area.room.ptr
         left = Left(out, norm, room, base + (_HALF if taken == base else 0))
         return None if out.shape[1] % 256 or max(nbytes, left.nbytes) > _HALF else left
+
+    def offer(self, out: CudaBuffer) -> Left | None:
+        """Where a kernel that reads no panels may leave ``out`` for the product that takes it; None where that takes
+        no panels, and as ``place``."""
+        room = shares.panel_columns(out.shape[0])
+        return self.place(out, None, room, 0, 0) if room and self._area.in_use else None
 
     def leave(self, left: Left) -> None:
         """The launch that leaves ``left`` was the last thing that was submitted."""

@@ -47,7 +47,7 @@ class Products:
         self._device = device
         self._gemm = gemm
         self._area = area
-        self._panels = Panels(device, area)
+        self.panels = Panels(device, area)
 
     @property
     def room(self) -> CudaBuffer:
@@ -190,20 +190,20 @@ class Products:
         nbytes = 2 * padded * plan.columns
         if nbytes > OPERANDS:
             raise InvariantError(f"{columns} columns of {K} exceed the workspace")
-        found = self._panels.find(x, norm, plan.columns)
+        found = self.panels.find(x, norm, plan.columns)
         taken, squares = (found.at, found.squares) if found else (self.room.ptr, None)
         if found is None:
             width = padded if norm is not None else min(padded, 2048)
             words = pack(x, norm, taken, eps, K, padded, plan.columns, width)
             grid, shared = (columns, -(-padded // width)), 2 * width * (1 + (norm is not None))
             self._launch("rows", "panels", grid, min(512, width // 8), words, shared)
-        left = self._panels.place(leaves, next_norm, plan.columns, taken, nbytes) if leaves else None
+        left = self.panels.place(leaves, next_norm, plan.columns, taken, nbytes) if leaves else None
         columns_at = (taken, None, squares, None, eps)
         words, blocks = self._words(result, plan, tables, columns_at, columns, K, scale, 0, plan.warps, left)
         name = f"wide_{plan.columns}"
         self._launch(name, name, blocks, 32 * plan.warps, words, plan.jobs[0].shared)
         if left:
-            self._panels.leave(left)
+            self.panels.leave(left)
 
     def _words(
         self, result: int, plan: shares.Plan | shares.Wide, tables: list[bytes], columns_at: tuple[Any, ...],

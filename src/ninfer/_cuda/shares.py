@@ -173,6 +173,11 @@ class Wide:
     stages: int
 
 
+def panel_columns(columns: int) -> int | None:
+    """Of products of so many columns at once; None where they take no panels."""
+    return next((n for n in (32, 64, 128) if columns <= n), None) if columns > COLUMNS else None
+
+
 def wide(sizes: Sequence[tuple[int, int]], columns: int, K: int, blocks: int, limit: int) -> Wide:
     """Share out ``blocks`` blocks among (format, tiles) each, the smallest first, with the most columns, warps and
     stages that fit into ``limit`` bytes of shared memory."""

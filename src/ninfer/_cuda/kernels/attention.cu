@@ -135,5 +135,8 @@ KERNEL(attention_merge, Attention, 256, 1) {
         for (int i = 0; i < BATCH; ++i)
             if (begin + i < (int)used && factors[begin + i] > 0) sum += sums[i] * factors[begin + i];  // unused ones may be anything
     }
-    if (thread() < hd) a.out[out + thread()] = to_bf16(sum * inverse * sigmoid(from_bf16(gate)));
+    if (thread() >= hd) return;
+    const u16 v = to_bf16(sum * inverse * sigmoid(from_bf16(gate)));
+    a.out[out + thread()] = v;
+    if (a.panels) a.panels[panel_place(block_y() * hd + thread(), token, (int)a.room)] = v;
 }

@@ -17,6 +17,8 @@ struct Attention {
     float* partial;  // [units, 16, hd + 2]: sums, then the largest score and the sum of weights
     double scale;    // of a score, as a power of two
     i64 W, row_blocks, hq, hk, hd, splits;
+    u16* panels;  // attention_merge: `out` is put here as well, in panels of `room` columns; or null
+    i64 room;
     // Columns that are not in the planes yet, with queries that are not prepared; or null. Then keys and values are written.
     const u16* k;  // [tokens, hk, hd]
     const u16* v;

@@ -73,6 +73,12 @@ DEVICE Word4 load8(const u16* p, int begin, int size, bool vectors) {
     return {v[0] | (u32)v[1] << 16, v[2] | (u32)v[3] << 16, v[4] | (u32)v[5] << 16, v[6] | (u32)v[7] << 16};
 }
 
+// Where feature f of a column is in panels of `room` columns, bf16 [K / 8][room][8], which is how wide.cuh takes columns: an eight
+// has a pair of each of four lanes, 16 features apart.
+DEVICE int panel_place(int f, int column, int room) {
+    return ((f / 64 * 8 + f / 8 % 2 * 4 + f % 4) * room + column) * 8 + f / 16 % 4 * 2 + f / 4 % 2;
+}
+
 DEVICE void unpack8(float (&f)[8], Word4 v) {
     f[0] = low(v.x), f[1] = high(v.x), f[2] = low(v.y), f[3] = high(v.y);
     f[4] = low(v.z), f[5] = high(v.z), f[6] = low(v.w), f[7] = high(v.w);

@@ -26,6 +26,8 @@ struct Gdn {
     int* tickets;  // [B, nk], zero between launches
     double eps;
     i64 W, nk, nv, dk, dv, taps, group;  // group: value heads whose inverse a block works on at once
+    u16* panels;   // gdn_few: `out` is put here as well, in panels of `room` columns; or null
+    i64 room;
 };
 
 DEVICE int channels_of(const Gdn& a) { return 2 * (int)a.nk * (int)a.dk + (int)a.nv * (int)a.dv; }

@@ -202,6 +202,9 @@ KERNEL(gdn_few, Gdn, 256, 4) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) norm[i] = a.norm[minimum(feature(i), dv - 1)];
     after_predecessors();
+    if (a.panels && thread() < dv)  // padding is no number that is left there by chance
+#pragma unroll 1
+        for (int t = maximum(width, 0); t < a.W; ++t) a.panels[panel_place(head * dv + thread(), b * (int)a.W + t, (int)a.room)] = 0;
     if (width <= 0) return;
 
 #pragma unroll 1
@@ -320,7 +323,11 @@ KERNEL(gdn_few, Gdn, 256, 4) {
         const float inverse = inverse_root(total * reciprocal((float)dv) + (float)a.eps);
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-            if (t < count && feature(i) < dv) a.out[at + feature(i)] = to_bf16(o[i] * inverse * from_bf16(norm[i]) * silu(from_bf16(z[i])));
+            if (t < count && feature(i) < dv) {
+                const u16 v = to_bf16(o[i] * inverse * from_bf16(norm[i]) * silu(from_bf16(z[i])));
+                a.out[at + feature(i)] = v;
+                if (a.panels) a.panels[panel_place(here(head * dv) + feature(i), token + t, (int)a.room)] = v;  // places take no registers
+            }
         if (!updates) return;
         update(room, last ? state_of(a, a.write[b], head) : nullptr, dk, dv);
         sync();

@@ -80,8 +80,7 @@ DEVICE void put_result(const Stream& a, void* out, i64 at, float v, int column) 
     *p = to_bf16(a.result == ADD ? from_bf16(*p) + (a.scale ? a.scale[column] : 1.0f) * v : v);
 }
 
-// Eight features of a column times what is added to one in its norm; what their squares add up to is left to whoever multiplies
-// them.
+// Eight features of a column, normed but for its length, to which they add their squares.
 DEVICE Word4 normed_later(Word4 v, Word4 norm, float& square) {
     float f[8], w[8];
     unpack8(f, v), unpack8(w, norm);
@@ -90,10 +89,9 @@ DEVICE Word4 normed_later(Word4 v, Word4 norm, float& square) {
     return {pack(f[0], f[1]), pack(f[2], f[3]), pack(f[4], f[5]), pack(f[6], f[7])};
 }
 
-// Leave features f .. f + 7 of a column, f a multiple of 8, to a product whose panels have `room` columns: an eight of them has
-// a pair of each of four lanes (see `panels` in rows.cu).
+// Leave features f .. f + 7 of a column, f a multiple of 8, in panels of `room` columns.
 DEVICE void leave8(u8* panels, Word4 v, int f, int column, int room) {
-    u32* to = (u32*)panels + ((f / 64 * 8 + f / 8 % 2 * 4) * room + column) * 4 + f / 16 % 4;
+    u32* to = (u32*)panels + panel_place(f, column, room) / 2;
     v = operand_order(v);
     to[0] = v.x, to[4 * room] = v.y, to[8 * room] = v.z, to[12 * room] = v.w;
 }
