@@ -330,8 +330,13 @@ class ProgramPort(ContextPort, Protocol):
         self, batch: PendingBatch, decisions: Sequence[RowDecision], follow: bool = False
     ) -> PendingBatch | None:
         """Make what was decided part of the sequences. follow: the next unit will be a decode round of the same rows
-        without drafts, so it may be launched before anything else is done here. Returns it then, pending; None where it
-        is to be asked for with ``decode``."""
+        without drafts, so it may be launched before anything else is done here. Returns it then, pending, and its masks
+        are to be filled; None where it is to be asked for with ``decode``."""
+        ...
+
+    def fill(self, batch: PendingBatch, masks: MaskProvider) -> None:
+        """Fill the masks of a round that a commit launched, while it runs; before it is waited for, where it has
+        constrained rows."""
         ...
 
     def abort_pending(self, batch: PendingBatch) -> None:

@@ -298,7 +298,6 @@ def test_rounds_follow_only_what_just_goes_on() -> None:
         p.wait(batch)
         return p.commit(batch, decisions, follow=True)
 
-    assert outcome(p.decode(rows, [UnitLicense()] * 2, Masks({1: {3}})), alone) is None, "a mask"
     step(p, rows[:1])
     assert outcome(p.control(rows[0], [5]), [RowDecision(1)]) is None, "forced tokens"
     assert outcome(p.control(rows[1], [5]), [RowDecision(1)]) is None
@@ -312,6 +311,63 @@ def test_rounds_follow_only_what_just_goes_on() -> None:
     p.abort_pending(following)
     with pytest.raises(InvariantError):
         p.decode(rows[:1], [UnitLicense()], None)
+
+
+def test_masks_of_a_round_that_follows_are_filled_while_it_runs() -> None:
+    p = program(delayed=True)
+    start = p.audit()
+    requests = [make_request(PROMPTS[i], 60, WARM, id=i) for i in (0, 1, 5)]
+    rows, oracles = [admit(p, request, i) for i, request in enumerate(requests)], [Oracle(r) for r in requests]
+    for row in rows:
+        prefill(p, row, 64)
+    legal = [{0: {1, 5, 9}, 2: {3 + i % 30, 30}} for i in range(40)]
+    produced = first(p, rows, Masks(legal[0]))
+    batch, followed = None, 0
+    for masks in legal:
+        for oracle, tokens in zip(oracles, produced):
+            oracle.accept(tokens)
+        if batch is None:
+            batch = p.decode(rows, [UnitLicense()] * 3, Masks(masks))
+        else:
+            followed += 1
+            for early in (lambda: p.wait(batch), lambda: p.fill(batch, Masks({0: {1}}))):  # noqa: B023
+                with pytest.raises(InvariantError):
+                    early()
+            p.fill(batch, Masks(masks))
+            with pytest.raises(InvariantError):
+                p.fill(batch, Masks(masks))
+        produced = [row.tokens for row in p.wait(batch)]
+        want = [o.draw(mask_words(masks[i], 2) if i in masks else None) for i, o in enumerate(oracles)]
+        assert [token for (token,) in produced] == want
+        batch = p.commit(batch, [RowDecision(1)] * 3, follow=True)
+    assert followed > 35
+    p.abort_pending(batch)
+    for row in rows:
+        p.discard(row)
+    assert p.audit() == start
+
+
+@pytest.mark.parametrize("masks", [Masks({0: {1}}, ZeroDivisionError()), Masks({0: set()})], ids=["fault", "dead end"])
+def test_masks_of_a_round_that_follows_may_fail(masks: Masks) -> None:
+    p = program(delayed=True)
+    start = p.audit()
+    rows, device = started(p), device_of(p)
+    batch = p.decode(rows, [UnitLicense()] * 2, Masks({0: {3}}))
+    p.wait(batch)
+    batch = p.commit(batch, [RowDecision(1)] * 2, follow=True)
+    if masks.fault is None:
+        p.fill(batch, masks)
+        assert [row.status for row in p.wait(batch)] == [RowStatus.CONSTRAINT_FAILED, RowStatus.OK]
+        assert p.commit(batch, [RowDecision(0, terminal=True), RowDecision(1)], follow=True) is None
+    else:
+        with pytest.raises(ZeroDivisionError):
+            p.fill(batch, masks)
+        assert device.finished == device.submitted
+        with pytest.raises(InvariantError):
+            p.decode(rows, [UnitLicense()] * 2, None)
+    for row in rows:
+        p.discard(row)
+    assert p.audit() == start
 
 
 @pytest.mark.parametrize("late", [False, True])

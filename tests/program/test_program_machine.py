@@ -160,6 +160,7 @@ class ProgramMachine(RuleBasedStateMachine):
             self.device.late_faults.clear()
         assert fault is None or (fault == "mask" and not legal)
         self.pending, self.expected = (batch, rows), [() if t == -1 else (t,) for t in expected]
+        self.legal = legal
 
     @precondition(lambda self: self.ready("control"))
     @rule(data=st.data())
@@ -198,7 +199,12 @@ class ProgramMachine(RuleBasedStateMachine):
             assert follow
             assert batch.kind == "decode"
             assert not any(d.terminal for d in decisions)
-            self.pending, self.expected = (following, rows), [(row.oracle.draw(),) for row in rows]
+            self.legal = {i: data.draw(st.sets(st.integers(0, VOCABULARY - 1), max_size=3)) for i in self.legal}
+            words = [mask_words(self.legal[i], 2) if i in self.legal else None for i in range(len(rows))]
+            expected = [row.oracle.draw(mask) for row, mask in zip(rows, words)]
+            if self.legal:
+                self.program.fill(following, Masks(self.legal))
+            self.pending, self.expected = (following, rows), [() if t == -1 else (t,) for t in expected]
 
     # -- what always holds -----------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 from ninfer.contract import ProducedRow, RowDecision, RowStatus, TokenScore
 from ninfer.errors import InvariantError
@@ -15,11 +16,26 @@ NO_LEGAL_TOKEN, NOT_FINITE = -1, -2
 """What sampling reports instead of a token."""
 
 
+class Round(NamedTuple):
+    """A round that is ready to run. drafts: what each row verifies, in ``width`` columns a row. ahead: drafts it makes.
+    first: the token after the prompt is decided, from a stored hidden. constrained: rows that have a mask. forked: some
+    row reads another state slot than it writes."""
+
+    records: tuple[SequenceRecord, ...]
+    drafts: tuple[tuple[int, ...], ...]
+    width: int
+    ahead: int
+    first: bool
+    constrained: Sequence[int]
+    forked: bool
+
+
 @dataclass(slots=True, eq=False)
 class Pending:
     """Program's side of a PendingBatch. columns: recorded columns of a row, which wait for ``commit``; 0 where state
     has advanced. drafted: drafts verified of each row. ahead: drafts made for the next round. scored: some row wants
-    log-probabilities. dead: by row, bits of the columns without a legal token."""
+    log-probabilities. dead: by row, bits of the columns without a legal token. undecided: the round whose Finish waits
+    for masks."""
 
     records: tuple[SequenceRecord, ...]
     columns: int = 0
@@ -27,6 +43,7 @@ class Pending:
     ahead: int = 0
     scored: bool = False
     dead: Mapping[int, int] = field(default_factory=dict)
+    undecided: Round | None = None
 
 
 def judged(i: int, row: ProducedRow, out: HostBlock, pending: Pending) -> ProducedRow:

@@ -24,12 +24,12 @@ def fill_decode(
     alike.
     """
     rows = frame.rows(len(records), W)
-    members = (constrained, *records)
-    if forked or W > 1 or frame.members != members:
+    if forked or W > 1 or frame.members != records or frame.constrained != constrained:
         rows.width[:] = 1
         _fill_places(rows, records)
         _fill_sampling(rows, records, constrained, ORDINARY_DECODE)
-        frame.members = () if forked or W > 1 else members  # drafts change widths and purposes
+        frame.members = () if forked or W > 1 else records  # drafts change widths and purposes
+        frame.constrained = constrained
     starts, tokens, times, heights, widths, indices = rows.firsts
     for b, r in enumerate(records):
         at = r.frontier

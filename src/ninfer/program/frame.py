@@ -124,7 +124,7 @@ class HostRows:
 
 class InputFrame:
     """A block on its way up. The device may own it until ``event`` is done. version: of the block tables it has.
-    members: whom its lasting fields describe, see ``filling.fill_decode``."""
+    members: whom its lasting fields describe, see ``filling.fill_decode``; constrained: those that have a mask."""
 
     def __init__(
         self, device: Device, fields: Mapping[str, Field], rows: int, widths: Collection[int], window: int
@@ -133,6 +133,7 @@ class InputFrame:
         self.event = device.event()
         self.version = -1
         self.members: tuple[object, ...] = ()
+        self.constrained: tuple[int, ...] = ()
         self._rows = {(B, W): HostRows(self.block, B, W, window) for W in widths for B in range(1, rows + 1)}
 
     def rows(self, B: int, W: int = 1) -> HostRows:

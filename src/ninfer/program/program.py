@@ -273,6 +273,8 @@ class Program:
 
     def wait(self, batch: PendingBatch) -> tuple[ProducedRow, ...]:
         pending = self._belonging(batch)
+        if pending.undecided is not None:
+            raise InvariantError("a round is waited for whose masks have not been filled")
         if not batch.waited:
             try:
                 rows = rounds.collect(self._units, pending, batch.sequences, batch.kind == "prefill")
@@ -315,6 +317,18 @@ class Program:
                 record.intact = False  # the state has absorbed an anchor that the frontier does not count
             if decision.terminal:
                 record.phase = Phase.ENDED
+
+    def fill(self, batch: PendingBatch, masks: MaskProvider) -> None:
+        pending = self._belonging(batch)
+        ready = pending.undecided
+        if ready is None or tuple(masks.constrained_rows()) != ready.constrained:
+            raise InvariantError(f"masks for rows {masks.constrained_rows()} of a {batch.kind} batch")
+        try:
+            decided = rounds.decide(self._units, ready, masks)
+        except BaseException:
+            self.abort_pending(batch)
+            raise
+        pending.dead, pending.scored, pending.undecided = decided.dead, decided.scored, None
 
     def abort_pending(self, batch: PendingBatch) -> None:
         pending = self._belonging(batch)
@@ -445,7 +459,8 @@ class Program:
         ready = rounds.prepare(self._units, self.shape, records, drafts, ahead, masks, first)
         self.store.transfers.used()
         try:  # not ``_launching``, which costs as much as all the checks of a round
-            pending = self._pending = rounds.launch(self._units, ready, masks)
+            rounds.launch(self._units, ready)
+            pending = self._pending = rounds.decide(self._units, ready, masks)
         except BaseException:
             self._end(records)
             raise
@@ -457,18 +472,18 @@ class Program:
         self, pending: Pending, rows: Sequence[ProducedRow], decisions: Sequence[RowDecision]
     ) -> Pending | None:
         """Launch the round after a decode round, before its tokens are taken in. None where that takes more than a
-        launch: drafts, masks, a row that ends, pages to map, a state to settle, a transaction beside it."""
+        launch: drafts, a row that ends, pages to map, a state to settle, a transaction beside it."""
         records = pending.records
         if self.shape.window or self._transactions.open is not None or any(d.terminal for d in decisions):
             return None
-        if self._units.decision.members != ((), *records):  # masked, or forked
+        if self._units.decision.members != records:  # forked
             return None
         for record in records:
             if record.room < 2 or record.frontier + 2 > record.mapped:
                 return None
         self.store.transfers.used()
         try:
-            following = rounds.follow(self._units, pending, [row.tokens[0] for row in rows])
+            following = rounds.follow(self._units, records, [row.tokens[0] for row in rows])
         except BaseException:
             self._end(records)
             raise

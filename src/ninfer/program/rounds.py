@@ -5,29 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import repeat
-from typing import NamedTuple
 
 from ninfer.contract import MaskProvider, ProducedRow, RowStatus, SequenceHandle
 from ninfer.errors import DeviceError
-from ninfer.program.batch import NOT_FINITE, Pending, judged
+from ninfer.program.batch import NOT_FINITE, Pending, Round, judged
 from ninfer.program.filling import fill_decode, fill_drafts, fill_first, fill_following
 from ninfer.program.memory import Shape
 from ninfer.program.sequence import SequenceRecord
 from ninfer.program.units import Units
-
-
-class Round(NamedTuple):
-    """A round that is ready to run. drafts: what each row verifies, in ``width`` columns a row. ahead: drafts it makes.
-    first: the token after the prompt is decided, from a stored hidden. constrained: rows that have a mask. forked: some
-    row reads another state slot than it writes."""
-
-    records: tuple[SequenceRecord, ...]
-    drafts: tuple[tuple[int, ...], ...]
-    width: int
-    ahead: int
-    first: bool
-    constrained: Sequence[int]
-    forked: bool
 
 
 def prepare(
@@ -53,10 +38,15 @@ def prepare(
     return Round(records, drafts, width, units.ahead(ahead), first, constrained, forked)
 
 
-def launch(units: Units, ready: Round, masks: MaskProvider | None) -> Pending:
-    """Submit Forward, fill the masks while it runs, submit Finish."""
+def launch(units: Units, ready: Round) -> None:
+    """Submit Forward."""
     B, W = len(ready.records), ready.width
     units.recall(B) if ready.first else units.forward(B, W, ready.forked)
+
+
+def decide(units: Units, ready: Round, masks: MaskProvider | None) -> Pending:
+    """Fill the masks while Forward runs, submit Finish."""
+    B, W = len(ready.records), ready.width
     dead: dict[int, int] = {}
     if masks is not None and ready.constrained:
         slots = units.masks(B, W)
@@ -71,14 +61,16 @@ def launch(units: Units, ready: Round, masks: MaskProvider | None) -> Pending:
     return Pending(ready.records, W if W > 1 else 0, tuple(map(len, ready.drafts)), ready.ahead, scored, dead)
 
 
-def follow(units: Units, pending: Pending, tokens: Sequence[int]) -> Pending:
-    """Submit the round after ``pending``, whose rows, all of one column and free, go on with these tokens."""
-    B = len(tokens)
+def follow(units: Units, records: tuple[SequenceRecord, ...], tokens: Sequence[int]) -> Pending:
+    """Submit the round after one of these rows of one column each, which go on with these tokens; where some are
+    constrained, Forward alone."""
+    constrained = units.decision.constrained
+    ready = Round(records, ((),) * len(records), 1, 0, False, constrained, False)
     fill_following(units.decision, tokens)
-    units.forward(B, 1, forked=False)
-    everything = any(r.everything for r in pending.records)
-    units.finish(B, 1, False, pending.scored, masked=False, everything=everything)
-    return Pending(pending.records, drafted=pending.drafted, scored=pending.scored)
+    launch(units, ready)
+    if constrained:
+        return Pending(records, drafted=(0,) * len(records), undecided=ready)
+    return decide(units, ready, None)
 
 
 def collect(

@@ -128,6 +128,9 @@ class Units:
         self._metrics.decode_rounds += 1
         self._metrics.decode_rows += len(rows)
         if pending is not None:
+            masks = batch_masks([row.session.matcher for row in rows])
+            if masks is not None:
+                self._program.fill(pending, masks)
             self._finish(pending, rows)
             return
         sequences = [sequence_of(row) for row in rows]
