@@ -15,7 +15,7 @@ from scipy.stats import chi2_contingency
 
 import ninfer
 from ninfer import CacheOptions, Chat, OutputConstraint, SamplingParams, SpecOptions
-from ninfer.program.program import Program
+from ninfer.program.batches import Batches
 
 TINY = Path(__file__).parents[2] / "examples" / "tiny" / "tiny.ninfer"
 GREEDY = SamplingParams(temperature=0)
@@ -89,7 +89,7 @@ def test_a_forced_close_is_counted_and_not_shown(engine, drafting, spec, budget)
 def scripted(monkeypatch, engine):
     """Every round drafts the end of the thinking and a code fence, wherever it is."""
     script = list(engine._frontend._tokenizer.encode("\n</think>\n\n```json\n{"))
-    decode = Program.decode
+    decode = Batches.decode
 
     def with_script(self, sequences, licences, masks):
         self._take_drafts()
@@ -100,7 +100,7 @@ def scripted(monkeypatch, engine):
             record.drafts = tuple((script[at:] + script)[: self.shape.window])
         return decode(self, sequences, licences, masks)
 
-    monkeypatch.setattr(Program, "decode", with_script)
+    monkeypatch.setattr(Batches, "decode", with_script)
 
 
 @pytest.mark.parametrize("tokens", range(1, 8))

@@ -44,11 +44,11 @@ def scripted(request) -> Iterator[ninfer.Engine]:
 
 def follow(engine: ninfer.Engine, script: Script) -> None:
     """From now on a request's drafts are what ``script`` says."""
-    program, window = engine._core._worker._program, engine.options.spec.window
-    enter = type(program)._enter
+    batches, window = engine._core._worker._program._batches, engine.options.spec.window
+    enter = type(batches)._enter
 
     def scripted_enter(sequences):
-        records = enter(program, sequences)
+        records = enter(batches, sequences)
         for record in records:
             if record.phase is Phase.DECODE:
                 prompt = tuple(record.ledger[: record.prompt].tolist())
@@ -56,7 +56,7 @@ def follow(engine: ninfer.Engine, script: Script) -> None:
                 record.drafts = tuple(script(prompt, generated)[:window])
         return records
 
-    program._enter = scripted_enter
+    batches._enter = scripted_enter
 
 
 def knowing(engine: ninfer.Engine, answers: dict[str, ninfer.GenerationResult], chats: dict[str, Chat]) -> dict:

@@ -29,8 +29,9 @@ from ninfer.context import ResourcePlan, Shortage, StartStatus, TransactionStatu
 from ninfer.contract import Handle, RowDecision, RowStatus, SamplingSpec, UnitLicense
 from ninfer.errors import DeviceError, InvariantError, OutOfDeviceMemory, StaleHandle
 from ninfer.program import AutomaticKV, ExplicitKV, KVCodec, Program, Shape, open_program
+from ninfer.program.batches import Batches
 from ninfer.program.memory import measure
-from ninfer.program.units import recording_bytes
+from ninfer.program.widths import recording_bytes
 
 SHAPE = Shape(rows=3, context=256, chunk=64, control=6, codec=KVCodec.FP32, vocabulary=37)
 WARM = SamplingSpec(0.8, 1.0, 0, 0.0, 0.5, 0.25, (7 << 32) | 5)
@@ -278,8 +279,8 @@ def test_a_round_that_follows_is_on_the_device_before_the_one_before_it_is_taken
     batch = p.decode([row], [UnitLicense()], None)
     p.wait(batch)
     submitted, seen = device.submitted, []
-    take = Program._take_in
-    monkeypatch.setattr(Program, "_take_in", lambda *a: (seen.append(device.submitted - submitted), take(*a))[1])
+    take = Batches._take_in
+    monkeypatch.setattr(Batches, "_take_in", lambda *a: (seen.append(device.submitted - submitted), take(*a))[1])
     following = p.commit(batch, [RowDecision(1)], follow=True)
     assert seen[0] > 0
     assert device.submitted - submitted == seen[0]

@@ -125,7 +125,7 @@ def test_tokens_do_not_depend_on_drafts(kind: bool | str, data: st.DataObject, w
             r[2] = True
             decisions.append(RowDecision(len(produced.tokens)))
         program.commit(batch, decisions)
-        program._take_drafts()
+        program._batches._take_drafts()
         drafts = {draft for r in batch_rows for draft in program._sequences.get(r[1]).drafts}
         assert drafts <= set(range(VOCABULARY) if proposed is None else proposed)
         if kind is not True and blocks:
@@ -352,13 +352,13 @@ def test_a_round_runs_the_narrowest_width_that_is_recorded(kind: bool | str, del
         made = next(level for level in (0, *(n - 1 for n in levels)) if level >= ahead) if kind is True else window
         produced = program.wait(batch)
         device.run_until(device.submitted)
-        assert program._pending.columns == (width if width > 1 else 0)
+        assert program._batches.pending.columns == (width if width > 1 else 0)
         assert ("accept" in ran) == (width > 1)
         assert ran.count("draft" if kind is True else "block") == (
             1 + max(0, made - 1) if kind is True else int(ahead > 0)
         )
         program.commit(batch, [RowDecision(len(row.tokens)) for row in produced])
-        program._take_drafts()
+        program._batches._take_drafts()
         assert {len(program._sequences.get(row).drafts) for row in rows} == {made if ahead else 0}
     for row in rows:
         program.discard(row)
@@ -380,7 +380,7 @@ def test_rounds_without_drafts_leave_a_whole_history(kind: bool | str, delayed: 
             ahead = 3 if n in (20, 69) else between
             batch = program.decode(rows, [UnitLicense(0, ahead)] * 2, None)
             program.commit(batch, [RowDecision(1)] * len(program.wait(batch)))
-            program._take_drafts()
+            program._batches._take_drafts()
             if ahead:
                 found.append([program._sequences.get(row).drafts for row in rows])
         device.run_until(device.submitted)
@@ -398,7 +398,7 @@ def test_without_speculation_that_adapts_every_round_has_the_one_recorded_width(
     _, sequence = started(program)
     graphs = len(device.graphs)
     batch = program.decode((sequence,), (UnitLicense(0),), None)
-    assert program._pending.columns == 4
+    assert program._batches.pending.columns == 4
     accept_all(program, batch)
     assert len(device.graphs) == graphs
     program.discard(sequence)

@@ -31,7 +31,8 @@ from ninfer.program.stores.spaces import KVStore
 from ninfer.program.text import TextModel
 from ninfer.program.traffic import Traffic
 from ninfer.program.transfers import Transfers
-from ninfer.program.units import Units, recording_bytes
+from ninfer.program.units import Units
+from ninfer.program.widths import recording_bytes
 
 log = logging.getLogger("ninfer")
 

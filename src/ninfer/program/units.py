@@ -29,6 +29,7 @@ from ninfer.program.layout import PoolKind, pages
 from ninfer.program.memory import Memory, Shape
 from ninfer.program.recordings import Recordings
 from ninfer.program.stores.rows import ExecutionRows
+from ninfer.program.widths import at_least, draft_steps, prefill_widths, round_widths
 
 TABLES = {PoolKind.MAIN: "blocks", PoolKind.MTP: "draft_blocks", PoolKind.DRAFT_FULL: "draft_blocks"}
 """Field of an input frame with the block table of a pool."""
@@ -44,42 +45,9 @@ many rows, decode_gap_ns: from there to the launch of the other."""
 GAPS = 1024
 """Of how many of the latest decode rounds the time before each is kept, not only its sum."""
 
-WIDTHS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536)
-"""Tokens of the recorded prefill units below a whole chunk. Close enough that padding costs at most half a unit."""
-
-
 FINISHES = tuple(product((False, True), repeat=2))
 """Ways to finish a round: with masks or without, with rows that draw from the whole vocabulary or without. Of a round
 that neither verifies nor makes drafts there are as many more."""
-
-
-def prefill_widths(device: Device, chunk: int) -> tuple[int, ...]:
-    """Tokens of the prefill units that are recorded, ascending."""
-    return (*(w for w in WIDTHS if w < chunk), chunk) if device.asynchronous else ()
-
-
-def round_widths(device: Device, shape: Shape) -> tuple[int, ...]:
-    """Columns of a row in the decode rounds that can run, ascending: as many as a round needs on the host, elsewhere a
-    few that are recorded."""
-    if not device.asynchronous:
-        return tuple(range(1, shape.width + 1))
-    return (*(w for w in (1, 2, 4) if w < shape.width and shape.adaptive), shape.width)
-
-
-def draft_steps(shape: Shape, widths: tuple[int, ...], whole: bool) -> tuple[int, ...]:
-    """Numbers of drafts that are made at once, ascending. whole: all or none."""
-    if not shape.window:
-        return ()
-    return (shape.window,) if whole or not shape.adaptive else tuple(w - 1 for w in widths if w > 1)
-
-
-def recording_bytes(device: Device, shape: Shape) -> int:
-    """Device memory to set aside for the recordings of passes: a decode round of each size and width, with speculation
-    also what drafts and what folds, and a prefill unit of each size."""
-    widths = round_widths(device, shape)
-    rounds = shape.rows * len(widths) * (2 if shape.window else 1)
-    drafting = shape.rows * len(draft_steps(shape, widths, whole=False))
-    return device.recording_bytes * (rounds + drafting + len(prefill_widths(device, shape.chunk)))
 
 
 class Units:
@@ -159,15 +127,15 @@ class Units:
 
     def columns(self, width: int) -> int:
         """Columns that a prefill unit of ``width`` tokens runs with."""
-        return _at_least(width, self._prefills) or width
+        return at_least(width, self._prefills) or width
 
     def width(self, drafts: int) -> int:
         """Columns that a row has in a decode round that verifies ``drafts``."""
-        return _at_least(1 + drafts, self.widths)
+        return at_least(1 + drafts, self.widths)
 
     def ahead(self, drafts: int) -> int:
         """Drafts that a round makes where ``drafts`` are wanted for the next."""
-        return _at_least(drafts, self.steps) if drafts else 0
+        return at_least(drafts, self.steps) if drafts else 0
 
     def prefill(self, frame: InputFrame, width: int) -> None:
         """Run one row of ``width`` prompt tokens; the hidden of its last token becomes part of the state."""
@@ -410,8 +378,3 @@ class Units:
     def _count(self, way: str, nbytes: int) -> None:
         self.counters[f"{way}s"] += 1
         self.counters[f"{way}_bytes"] += nbytes
-
-
-def _at_least(n: int, sizes: tuple[int, ...]) -> int:
-    """The first of ascending ``sizes`` that is not below ``n``; 0 where there is none."""
-    return next((size for size in sizes if size >= n), 0)

@@ -57,7 +57,7 @@ def open_instance(artifact: str | bytes | os.PathLike[Any] | ArtifactSource, opt
     from ninfer.artifact import Artifact, open_artifact
     from ninfer.models.qwen3_5.bind import bind, check
     from ninfer.program import ExplicitKV, QwenText, Retention, Shape, open_program
-    from ninfer.program.units import round_widths
+    from ninfer.program.widths import round_widths
     from ninfer.runtime.devices import DEFAULT_CHUNK, codec, open_device
 
     with ExitStack() as opened:

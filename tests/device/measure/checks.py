@@ -48,4 +48,4 @@ def tests(out: Path) -> Rows:
     return pytest(out, LIMIT - 5, TESTS / "device" / "gpu")
 
 
-STAGES = {"tests": Stage(LIMIT, tests, compares=True), "kernels": Stage(70, kernels)}
+STAGES = {"tests": Stage(LIMIT, tests, compares=True), "kernels": Stage(150, kernels)}
