@@ -141,6 +141,28 @@ def test_the_close_of_thinking_is_not_passed(world):
     w.check_at_rest()
 
 
+def test_a_row_whose_output_cannot_be_committed_ends_with_the_round_that_runs(world):
+    w = world(threaded=False, overlap=True, concurrent_prefill=True, program={"pages": 64})
+    handles = [w.submit(endless(), max_tokens=30) for _ in range(2)]
+    rows = w.program.sequences
+    while not (
+        w.worker.launched and len(rows()) == 2 and all((row.executed + 1) % w.program.page for row in rows().values())
+    ):
+        assert w.step()
+    w.program.faults.arm("session.commit", ValueError("spoiled"))
+    w.step()
+    assert w.program.faults.fired == ["session.commit"]
+    w.program.faults.fired.clear()
+    assert w.worker.launched, "the round was launched before the fault"
+    w.drain()
+    failed = [handle for handle in handles if handle._response.result.error is not None]
+    assert len(failed) == 1
+    assert isinstance(failed[0]._response.result.error, ninfer.RequestAborted)
+    (other,) = set(handles) - set(failed)
+    assert len(other.result(timeout=0).token_ids) == 30
+    w.check_at_rest()
+
+
 def test_an_engine_closes_while_a_round_runs_that_followed(world):
     w, handle = running(world)
     w.engine.close()

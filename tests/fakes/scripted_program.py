@@ -20,7 +20,6 @@ from ninfer.context import (
     CheckpointRef,
     Infeasible,
     OwnerSummary,
-    PrefillWork,
     ResourcePlan,
     ResourceResult,
     Shortage,
@@ -44,6 +43,7 @@ from ninfer.contract import (
     UnitLicense,
 )  # fmt: skip
 from ninfer.errors import InvariantError
+from ninfer.work import PrefillWork
 
 EOS = 0
 _NOTHING = Candidate(None, 0, False, PrefillWork())

@@ -60,8 +60,8 @@ def preview_row(row: RequestRecord, produced: ProducedRow, *, control: bool) -> 
 
     Raises whatever the session's preview raises; the whole batch must then be aborted.
     """
-    if row.response.cancel_requested:
-        row.ending = CANCELLED
+    if row.response.cancel_requested or row.spoiled is not None:
+        row.ending = row.spoiled or CANCELLED
         return _CANCELLED_ROW
     if produced.status is RowStatus.CONSTRAINT_FAILED:
         row.ending = Ending.failed(ConstraintDeadEnd(position=row.produced))

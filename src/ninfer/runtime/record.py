@@ -96,6 +96,8 @@ class RequestRecord:
     previewed: bool = False
     """The session holds a preview that is neither committed nor discarded."""
     ending: Ending | None = None
+    spoiled: Ending | None = None
+    """How it ends once the round that it is in has: a fault of the host met it when that had been launched."""
     queued: float | None = None
     admitted: float | None = None
     first_token: float | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from ninfer.constraints.masks import batch_masks
@@ -23,7 +24,7 @@ from ninfer.runtime.output import (
 )
 from ninfer.runtime.pacing import Pacing
 from ninfer.runtime.prices import Prices
-from ninfer.runtime.record import RequestRecord
+from ninfer.runtime.record import Ending, RequestRecord
 from ninfer.runtime.requests import Requests, aborted
 from ninfer.runtime.scheduler import Scheduler
 
@@ -178,10 +179,19 @@ class Units:
             try:
                 self._requests.commit_output(row, now)
             except Exception as error:
-                self._requests.end(row, aborted(error), now)
+                self._spoil(row, aborted(error), now)
                 continue
             self._outbox.publish(row.response, row.session.tell)
             row.state, row.progressed = row.ready, True
+
+    def _spoil(self, row: RequestRecord, ending: Ending, now: float) -> None:
+        """A row cannot go on. It ends at once, or with the round that has been launched for it."""
+        if self._pending is None:
+            self._requests.end(row, ending, now)
+            return
+        row.spoiled = ending
+        with suppress(Exception):
+            discard_row(row)
 
     def _abort(self, batch: PendingBatch, rows: Sequence[RequestRecord], error: Exception) -> None:
         log.error("a batch was aborted", exc_info=error)
