@@ -44,6 +44,7 @@ def test_a_rounds_tokens_are_published_between_the_next_launch_and_its_wait(worl
         ("launch", "decode"), ("commit", third), ("publish", third), ("wait", "decode"), ("commit", fourth),
         ("publish", fourth),
     ]  # fmt: skip
+    assert not w.worker._units._rows, "rows of a round that has ended are kept"
     w.check_at_rest()
 
 

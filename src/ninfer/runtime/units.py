@@ -146,7 +146,7 @@ class Units:
 
     def drop(self) -> None:
         """Abort the pending batch, if there is one."""
-        pending, self._pending = self._pending, None
+        pending, self._pending, self._rows = self._pending, None, ()
         if pending is not None and not pending.spent:
             self._program.abort_pending(pending)
 
@@ -168,7 +168,8 @@ class Units:
             self._abort(batch, rows, error)
             return
         follow = follow and all(map(goes_on, decisions)) and self._calm(rows)
-        self._pending, self._rows = self._program.commit(batch, decisions, follow), rows
+        self._pending = self._program.commit(batch, decisions, follow)
+        self._rows = rows if self._pending is not None else ()
         now = self._clock()
         if self._pacing is not None and batch.kind == "decode":
             self._pacing.committed(rows, now)
