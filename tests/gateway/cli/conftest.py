@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,13 @@ import pytest
 from ninfer.gateway.cli import main
 
 COMMAND = [sys.executable, "-m", "ninfer.gateway.cli"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible() -> None:
+    """Tests that were started in the background ignore interrupts, and what they start would, too."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
