@@ -189,10 +189,8 @@ class Bench:
             q, k, v, z, a, b = outs = [self.normal(T, n) for n in (keys, keys, values, values, g.nv, g.nv)]
             record = None if W == 1 else self.record(T, g)
             zeros, conv, gdn_norm = self.put(np.zeros(g.nv), "f32"), self.normal(4, g.channels), self.normal(g.dv)
-            rows, scratch = (
-                self.rows(B, W, 7),
-                self.scratch(max(self.ops.norm_scratch(T, I), self.ops.gdn_scratch(T, g))),
-            )
+            rows = self.rows(B, W, 7)
+            scratch = self.scratch(max(self.ops.norm_scratch(T, I), self.ops.gdn_scratch(T, g)))
 
             def work(out: Any, gate: Any, up: Any, down: Any, *inputs: Any) -> Callable[[], None]:
                 state = GdnState(self.empty(B, g.nv, g.dk, g.dv, dtype="f32"), self.empty(B, 3, g.channels))
