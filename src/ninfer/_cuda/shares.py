@@ -30,6 +30,9 @@ CODED = range(2, 6)
 BESIDE = 76 << 10
 """Shared memory that a block with few warps leaves free if it can: for one of a small kernel before or after it."""
 
+MOST_PARTS = 255
+"""Blocks that may share a tile of ``kernels/wide.cuh``: they are counted in a byte."""
+
 _FEW = 6
 """Chunks of a warp that are few."""
 
@@ -198,6 +201,6 @@ def _wide_jobs(sizes: Sequence[tuple[int, int]], K: int, blocks: int, warps: int
         left = blocks - sum(job.blocks for job in jobs) - (len(sizes) - 1 - i)
         own = left if i + 1 == len(sizes) else max(1, min(left, round(blocks * nbytes[i] / sum(nbytes))))
         chunks = -(-K // CHUNK_COLUMNS[format])
-        used = max(1, min(own, -(-tiles // warps) * chunks // 2))
+        used = max(1, min(own, -(-tiles // warps) * chunks // 2, MOST_PARTS))
         jobs.append(Job(format, tiles, 1, K, used, False, 0, shared, 0))
     return tuple(jobs)

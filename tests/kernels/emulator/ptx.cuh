@@ -127,6 +127,7 @@ DEVICE void load_fresh(float (&v)[4], const float* p) {
     std::memcpy(v, p, 16);
 }
 DEVICE float load_fresh(const float* p) { return *p; }
+DEVICE int load_fresh(const int* p) { return *p; }
 
 DEVICE u32 bits(float v) {
     u32 r;

@@ -109,33 +109,45 @@ struct Source {
     }
 };
 
+// Columns 16t .. 16t + 15 of group u of stage row `row`, as they are stored; F is not FP32.
+template <int F> struct Held {
+    Word4 words[F == BF16 ? 2 : 1];
+    u32 more;  // what is stored beside them
+
+    DEVICE void load(const u8* stage, int row, int u, int t) {
+        using C = Chunk<F>;
+        const u8 *codes = stage + row * C::row, *high = stage + C::high_offset + row * C::high;
+        if constexpr (Traits<F>::nibbles) {
+            const u64 both = *(const u64*)(codes + (32 * u ^ 16 * C::swizzle(row)) + 8 * t);
+            words[0].x = (u32)both, words[0].y = (u32)(both >> 32);
+            if (F == NVFP4) more = stage[C::scale_offset + 16 * row + 4 * u + t];
+            if (F == Q5) more = *(const u16*)(high + (8 * u ^ 16 * C::high_swizzle(row)) + 2 * t);
+            if (F == Q6) more = *(const u32*)(high + (16 * u ^ 16 * C::high_swizzle(row)) + 4 * t);
+        } else if constexpr (F == BF16) {
+#pragma unroll
+            for (int j = 0; j < 2; ++j) words[j] = *(const Word4*)(codes + 16 * ((2 * t + j) ^ C::swizzle(row)));
+        } else {
+            words[0] = *(const Word4*)(codes + 16 * ((4 * u + t) ^ C::swizzle(row)));
+        }
+    }
+    // The first eight of them, or the second; codes more than their values by BIAS.
+    DEVICE void pairs(u32 (&p)[4], int j) const {
+        const u32 w = j ? words[0].y : words[0].x;
+        if constexpr (F == Q4) biased_pairs<F, 4>(p, w, 0);
+        else if constexpr (F == Q5) j ? biased_pairs<F, -4>(p, w, more | more << 12) : biased_pairs<F, 4>(p, w, more | more << 12);
+        else if constexpr (F == Q6) biased_pairs<F, 4>(p, w, j ? more >> 16 | more >> 8 & 0xFF0000 : more & 0xFFFF | more << 8);
+        else if constexpr (F == NVFP4) nvfp4_pairs(p, w, more);
+        else if constexpr (F == BF16) bf16_pairs(p, words[j]);
+        else if constexpr (F == Q8) j ? q8_pairs(p, words[0].z, words[0].w) : q8_pairs(p, words[0].x, words[0].y);
+        else j ? fp8_pairs(p, words[0].z, words[0].w) : fp8_pairs(p, words[0].x, words[0].y);
+    }
+};
+
 // Columns of group u that lane t multiplies, sixteen in two eights, of stage row `row`.
 template <int F> DEVICE void chunk_pairs(u32 (&p)[2][4], const u8* stage, int row, int u, int t, int part) {
     using C = Chunk<F>;
     const u8* codes = stage + row * C::row;
-    if constexpr (F == Q4 || F == Q5 || F == Q6 || F == NVFP4) {
-        const u64 both = *(const u64*)(codes + (32 * u ^ 16 * C::swizzle(row)) + 8 * t);
-        const u32 w[2] = {(u32)both, (u32)(both >> 32)};
-        if constexpr (F == NVFP4) {
-            const u32 scale = stage[C::scale_offset + 16 * row + 4 * u + t];
-            nvfp4_pairs(p[0], w[0], scale), nvfp4_pairs(p[1], w[1], scale);
-        } else {
-            const u8* high = stage + C::high_offset + row * C::high;
-            u32 z[2] = {0, 0};
-            if constexpr (F == Q5) {
-                const u32 y = *(const u16*)(high + (8 * u ^ 16 * C::high_swizzle(row)) + 2 * t);
-                z[0] = z[1] = y | y << 12;
-            }
-            if constexpr (F == Q6) {
-                const u32 y = *(const u32*)(high + (16 * u ^ 16 * C::high_swizzle(row)) + 4 * t);
-                z[0] = y & 0xFFFF | y << 8, z[1] = y >> 16 | y >> 8 & 0xFF0000;
-            }
-            biased_pairs<F, 4>(p[0], w[0], z[0]), biased_pairs<F, F == Q5 ? -4 : 4>(p[1], w[1], z[1]);
-        }
-    } else if constexpr (F == BF16) {
-#pragma unroll
-        for (int j = 0; j < 2; ++j) bf16_pairs(p[j], *(const Word4*)(codes + 16 * ((2 * t + j) ^ C::swizzle(row))));
-    } else if constexpr (F == FP32) {
+    if constexpr (F == FP32) {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
             const u8* piece = codes + 16 * (4 * t + 2 * j);
@@ -149,8 +161,9 @@ template <int F> DEVICE void chunk_pairs(u32 (&p)[2][4], const u8* stage, int ro
             q8_pairs(p[j], (u32)both, (u32)(both >> 32));
         }
     } else {
-        const Word4 all = *(const Word4*)(codes + 16 * ((4 * u + t) ^ C::swizzle(row)));
-        fp8_pairs(p[0], all.x, all.y), fp8_pairs(p[1], all.z, all.w);
+        Held<F> held;
+        held.load(stage, row, u, t);
+        held.pairs(p[0], 0), held.pairs(p[1], 1);
     }
 }
 

@@ -2,9 +2,9 @@
 // memory. Weights are decoded once for all columns, scale included, into the registers that the matrix units take them from,
 // so that sums run over all of K; while a warp's products of one group of columns are worked on, it decodes the next.
 //
-// Blocks share out the chunks of all their tiles of 16 rows a warp evenly, and add up those they share.
+// Blocks share out the chunks of all their tiles of 16 rows a warp evenly; what becomes of the sums is in slabs.cuh.
 #pragma once
-#include "sums.cuh"
+#include "slabs.cuh"
 
 #ifndef PANELS
 // Where matrix instructions take one warp's operands from registers.
@@ -26,175 +26,50 @@ template <int N8> DEVICE void panel_mma(float (&c)[N8][4], u32 a0, u32 a1, u32 a
 }
 #endif
 
-// Columns 16t .. 16t + 15 of group u of a stage's row, in two eights; times their scale, `scales` being those of the row.
-template <int F> DEVICE void scaled_pairs(u32 (&p)[2][4], const u8* stage, u64 scales, int row, int u, int t) {
-    using C = Chunk<F>;
-    if constexpr (F == Q8) {
-        const Word4 all = *(const Word4*)(stage + row * C::row + 16 * ((4 * u + t) ^ C::swizzle(row)));
-        q8_pairs(p[0], all.x, all.y), q8_pairs(p[1], all.z, all.w);
-    } else {
-        chunk_pairs<F>(p, stage, row, u, t, 0);
+// A warp's 16 rows of a group of 64 columns, as they are stored.
+template <int F> struct Group {
+    Held<F> upper, lower;  // of rows lane/4 and lane/4 + 8
+    u32 scale[2];          // of those, twice
+
+    DEVICE void load(const u8* stage, const u64 (&scales)[2], int u, int lane) {
+        const int g = lane / 4, t = lane % 4;
+        upper.load(stage, g, u, t), lower.load(stage, 8 + g, u, t);
+        if constexpr (Traits<F>::scaled)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const float one = from_half((u16)(scales[h] >> 16 * (F == Q8 ? 2 * u + t / 2 : u)));
+                scale[h] = pack(one, one);
+            }
     }
+};
+
+template <int F> DEVICE void scaled_pairs(u32 (&p)[4], const Held<F>& held, int j, u32 scale) {
+    held.pairs(p, j);
     if constexpr (Traits<F>::scaled) {
         constexpr u32 minus = F == Q4 ? 0xC308C308 : F == Q5 ? 0xC310C310 : 0xC320C320;
-        const float scale = from_half((u16)(scales >> 16 * (F == Q8 ? 2 * u + t / 2 : u)));
-        const u32 pair = pack(scale, scale);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            u32& both = p[i / 4][i % 4];
-            if (BIAS<F> != 0) both = fma2(both, ONE, minus);
-            both = fma2(both, pair, MINUS_ZERO);
+        for (int i = 0; i < 4; ++i) {
+            if (BIAS<F> != 0) p[i] = fma2(p[i], ONE, minus);
+            p[i] = fma2(p[i], scale, MINUS_ZERO);
         }
     }
 }
 
-// A warp's 16 rows of a group of 64 columns.
+// Half of a group as operands of two products.
 struct Operand {
-    u32 upper[2][4], lower[2][4];  // of rows lane/4 and lane/4 + 8
+    u32 upper[4], lower[4];
 
-    template <int F> DEVICE void decode(const u8* stage, const u64 (&scales)[2], int u, int lane) {
-        scaled_pairs<F>(upper, stage, scales[0], lane / 4, u, lane % 4);
-        scaled_pairs<F>(lower, stage, scales[1], 8 + lane / 4, u, lane % 4);
+    template <int F> DEVICE void decode(const Group<F>& group, int j) {
+        scaled_pairs<F>(upper, group.upper, j, group.scale[0]), scaled_pairs<F>(lower, group.lower, j, group.scale[1]);
     }
     // sums += these times x[k / 8][8 N8 columns][8], in the background
     template <int N8> DEVICE void multiply(float (&sums)[N8][4], const u8* x) const {
         panel_begin();
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const u32 *a = upper[i / 2] + i % 2 * 2, *b = lower[i / 2] + i % 2 * 2;
-            panel_mma<N8>(sums, a[0], b[0], a[1], b[1], x + i * 256 * N8);
-        }
+        panel_mma<N8>(sums, upper[0], lower[0], upper[1], lower[1], x);
+        panel_mma<N8>(sums, upper[2], lower[2], upper[3], lower[3], x + 256 * N8);
         panel_commit();
     }
 };
-
-// Where a warp's sums of a tile lie while they become results: 32 columns of 16 rows.
-DEVICE float* place(float* room, int row, int column) { return room + 16 * column + 4 * (row / 4 ^ column / 2 & 3) + row % 4; }
-
-DEVICE void put_result(const Stream& a, void* out, i64 at, float v, int column) {
-    if (a.result == STORE_F32) {
-        ((float*)out)[at] = v;
-        return;
-    }
-    u16* p = (u16*)out + at;
-    *p = to_bf16(a.result == ADD ? from_bf16(*p) + (a.scale ? a.scale[column] : 1.0f) * v : v);
-}
-
-// Eight features of a column, normed but for its length, to which they add their squares.
-DEVICE Word4 normed_later(Word4 v, Word4 norm, float& square) {
-    float f[8], w[8];
-    unpack8(f, v), unpack8(w, norm);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) square += f[i] * f[i], f[i] *= 1.0f + w[i];
-    return {pack(f[0], f[1]), pack(f[2], f[3]), pack(f[4], f[5]), pack(f[6], f[7])};
-}
-
-// Leave features f .. f + 7 of a column, f a multiple of 8, in panels of `room` columns.
-DEVICE void leave8(u8* panels, Word4 v, int f, int column, int room) {
-    u32* to = (u32*)panels + panel_place(f, column, room) / 2;
-    v = operand_order(v);
-    to[0] = v.x, to[4 * room] = v.y, to[8 * room] = v.z, to[12 * room] = v.w;
-}
-
-// What is left to multiply the sums of columns by: where the product before this one left them, their norm's factor. `factors` are
-// shared by the block.
-template <int N8> DEVICE void put_factors(const Stream& a, float* factors) {
-    constexpr int at_once = 5;
-    const int warp = from_lane(thread() / 32, 0), lane = thread() % 32, tiles = (int)a.K / 16;
-#pragma unroll 1
-    for (int four = warp; four < 2 * N8; four += threads() / 32) {
-        float square[4] = {};
-        const float* squares = a.sums + 4 * four * tiles;
-        if (a.sums && 4 * four < a.columns)
-#pragma unroll 1
-            for (int tile = lane; tile < tiles; tile += 32 * at_once) {
-                float v[at_once][4] = {};
-#pragma unroll
-                for (int i = 0; i < at_once; ++i)
-                    if (tile + 32 * i < tiles) load4(v[i], squares + 4 * (tile + 32 * i));
-#pragma unroll
-                for (int i = 0; i < at_once; ++i)
-#pragma unroll
-                    for (int j = 0; j < 4; ++j) square[j] += v[i][j];
-            }
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            square[j] = sum_warp(square[j]);
-            const float root = inverse_root(square[j] * reciprocal((float)a.K) + (float)a.eps);
-            if (lane == j) factors[4 * four + j] = a.sums ? root : 1.0f;
-        }
-    }
-}
-
-// Put the sums of a tile where they belong, by way of 2 KB of shared memory that are this warp's own.
-template <int N8>
-DEVICE void finish_wide(const Stream& a, const Octet (&octet)[2], const Sums<N8>& sums, const float* factors, float* room, int lane) {
-    const int g = lane / 4, t = lane % 4, pair = a.result == SWIGLU, count = octet[0].count, rows = pair ? 8 : 16;
-    const Segment& s = a.segment[octet[0].segment];
-    const float upper = row_factor(s, octet[0].row + minimum(g, count - 1));
-    const float lower = row_factor(a.segment[octet[1].segment], octet[1].row + minimum(g, maximum(octet[1].count, 1) - 1));
-    const i64 first = s.out_first + octet[0].row - s.first, stride = s.out_stride;
-    const int size = a.result == STORE_F32 ? 4 : 2;
-    const bool vectors = count >= rows && ((u64)s.out + first * size) % 16 == 0 && stride * size % 16 == 0;
-#pragma unroll 1
-    for (int begin = 0; begin < minimum(8 * N8, (int)a.columns); begin += 32) {
-        sync_warp();
-#pragma unroll
-        for (int n = 0; n < N8; ++n)
-            if (n / 4 * 32 == begin)
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    const float factor = factors[8 * n + 2 * t + i];
-                    *place(room, g, n % 4 * 8 + 2 * t + i) = factor * upper * sums.v[n][i];
-                    *place(room, 8 + g, n % 4 * 8 + 2 * t + i) = factor * lower * sums.v[n][2 + i];
-                }
-        sync_warp();
-        const int left = minimum(32, (int)a.columns - begin);
-        if (!vectors) {
-#pragma unroll 1
-            for (int column = lane / 16; column < left; column += 2) {
-                const int row = lane % 16;
-                float v = *place(room, row, column);
-                if (pair) v = silu(v) * *place(room, row + 8 & 15, column);
-                if (row < minimum(rows, count)) put_result(a, s.out, (begin + column) * stride + first + row, v, begin + column);
-            }
-        } else if (lane < left) {
-            const float factor = a.scale ? a.scale[begin + lane] : 1.0f;
-            float square = 0;
-#pragma unroll 1
-            for (int row = 0; row < rows; row += 8) {
-                float f[2][4], w[2][4];
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    load4(f[i], place(room, row + 4 * i, lane));
-                    if (!pair) continue;
-                    load4(w[i], place(room, 8 + 4 * i, lane));
-#pragma unroll
-                    for (int j = 0; j < 4; ++j) f[i][j] = silu(f[i][j]) * w[i][j];
-                }
-                const i64 at = (begin + lane) * stride + first + row;
-                if (a.result == STORE_F32) {
-                    store4((float*)s.out + at, f[0]), store4((float*)s.out + at + 4, f[1]);
-                    continue;
-                }
-                Word4 *out = (Word4*)((u16*)s.out + at), norm = {};
-                if (a.left.norm) norm = *(const Word4*)(a.left.norm + first + row);
-                if (a.result == ADD) {
-                    float old[8];
-                    unpack8(old, *out);
-#pragma unroll
-                    for (int j = 0; j < 8; ++j) f[j / 4][j % 4] = old[j] + factor * f[j / 4][j % 4];
-                }
-                Word4 all = {pack(f[0][0], f[0][1]), pack(f[0][2], f[0][3]), pack(f[1][0], f[1][1]), pack(f[1][2], f[1][3])};
-                *out = all;
-                if (!a.left.panels) continue;
-                if (a.left.norm) all = normed_later(all, norm, square);
-                leave8(a.left.panels, all, (int)first + row, begin + lane, 8 * N8);
-            }
-            if (a.left.norm) a.left.squares[(begin + lane) / 4 * (stride / 4) + first / 4 + lane % 4] = square;
-        }
-    }
-}
 
 template <int N8> DEVICE void wide(const Stream& a) {
     DYNAMIC_SHARED(shared);
@@ -245,9 +120,9 @@ template <int N8> DEVICE void wide(const Stream& a) {
             }
         }
     });
-    put_factors<N8>(a, factors);
-    sync();  // places for columns are set up, too
-    // tile after tile; then what others share of the first and the last
+    sync();  // places for columns are set up
+    int left_to_me[2] = {0, 0};  // slabs of the first and the last tile
+    // tile after tile; then a share of what other blocks have parts of, too: the first and the last
 #pragma unroll 1
     for (int step = first; step <= last + 2; ++step) {
         const bool shared_tile = step > last;
@@ -262,7 +137,8 @@ template <int N8> DEVICE void wide(const Stream& a) {
             with_format(format, [&](auto f) {
                 constexpr int F = f.value, groups = Chunk<F>::groups;
                 if constexpr (F != FP32) {
-                    Operand operand[2];
+                    // two halves of groups are multiplied while the one after them is decoded
+                    Operand operand[3];
 #pragma unroll 1
                     for (; i < stop; ++i) {
                         if (stages > 2) copies_wait<1>();
@@ -273,17 +149,18 @@ template <int N8> DEVICE void wide(const Stream& a) {
                         if constexpr (Traits<F>::scaled)
 #pragma unroll
                             for (int h = 0; h < 2; ++h) scales[h] = *(const u64*)(stage + Chunk<F>::scale_offset + 8 * (8 * h + lane / 4));
-                        operand[0].decode<F>(stage, scales, 0, lane);
-                        panel_arrived(panel + current, turn);
+                        Group<F> group;
+                        group.load(stage, scales, 0, lane);
                         const u8* columns = x + current * room;
-                        operand[0].multiply<N8>(sums.v, columns);
                         const int slot = current ? current - 1 : stages - 1;  // where the chunk before this one was
-                        fetch_rows(f, i + stages - 1, slot);
 #pragma unroll
-                        for (int u = 1; u < groups; ++u) {
-                            operand[u & 1].decode<F>(stage, scales, u, lane);
-                            panel_wait<0>();
-                            operand[u & 1].multiply<N8>(sums.v, columns + u * (1024 * N8));
+                        for (int j = 0; j < 2 * groups; ++j) {
+                            operand[j % 3].decode<F>(group, j % 2);
+                            if (j % 2 && j + 1 < 2 * groups) group.load(stage, scales, j / 2 + 1, lane);
+                            if (j == 0) panel_arrived(panel + current, turn);
+                            panel_wait<1>();
+                            operand[j % 3].multiply<N8>(sums.v, columns + j * (512 * N8));
+                            if (j == 0) fetch_rows(f, i + stages - 1, slot);
                         }
                         fetch_columns(i + stages - 1, slot, turn + (current > 0));
                         panel_wait<0>();
@@ -293,39 +170,66 @@ template <int N8> DEVICE void wide(const Stream& a) {
                 }
             });
         }
-        if (own >= job.tiles || parts == 1 && shared_tile) continue;
-        if (parts > 1) {
-            auto partial = [&](int part) {
-                const int holder = block_x() - block + blocks.holder(tile * chunks) + part;
-                return (Float4*)a.partial + ((i64)(2 * holder + (part > 0)) * warps + warp) * (N8 * 32);
-            };
-            if (!shared_tile) {
-                sums.store(partial(part), lane);
-                continue;
+        auto partial = [&](int unit, int part) {
+            const int holder = block_x() - block + blocks.holder(tile * chunks) + part;
+            return (Float4*)a.partial + ((i64)(2 * holder + (part > 0)) * warps + unit) * (N8 * 32);
+        };
+        if (!shared_tile) {
+            if (parts > 1 && own < job.tiles) {
+                sums.store(partial(warp, part), lane);
+                (tile == first ? left_to_me[0] : left_to_me[1]) = Shared{a.tickets + job.ticket + own, parts}.arrive(lane);
             }
-            fence();
-            sync_warp();
-            int* ticket = a.tickets + job.ticket + own;
-            const int before = lane == 0 ? atomic_add(ticket, 1) : 0;
-            if (from_lane(before, 0) < parts - 1) continue;
-            fence();
-            if (lane == 0) *ticket = 0;
-            sums.zero();
-            constexpr int at_once = N8 < 16 ? 2 : 1;
-#pragma unroll at_once
-            for (int p = 0; p < parts; ++p) {
-                const Float4* from = partial(p) + lane;
-#pragma unroll
-                for (int n = 0; n < N8; ++n) {
-                    float v[4];
-                    load_fresh(v, (const float*)(from + 32 * n));
-                    sums.add(n, {v[0], v[1], v[2], v[3]});
-                }
-            }
+            if (tile == first) put_factors<N8>(a, factors), sync();
         }
-        Octet octet[2];
-        tile_octets(octet, a, (int)job.segment, (int)job.end, own);
-        finish_wide<N8>(a, octet, sums, factors, (float*)stage, here(lane));
+        if (shared_tile ? parts == 1 : parts > 1) continue;
+        // 32 columns of 16 rows at a time: all of a warp's rows, or some of those that blocks share, and what was left to this one
+        constexpr int slabs = N8 / 4;
+        const int all = ((int)a.columns + 31) / 32;
+        const int seat = tile == first ? warp : warps - 1 - warp;  // so that a warp has one of either tile, not both
+        int item = shared_tile ? part + parts * seat : slabs * warp;
+        const int stop = shared_tile ? slabs * warps : item + slabs, stride = shared_tile ? parts * warps : 1;
+        int more = shared_tile ? (tile == first ? left_to_me[0] : left_to_me[1]) : 0;
+#pragma unroll 1
+        while (item < stop || more) {
+            const bool taken_over = item >= stop;
+            int unit = warp, slab = 0;
+            if (taken_over) {
+                while (!(more >> slab & 1)) ++slab;
+                more &= more - 1;
+            } else {
+                unit = item / slabs, slab = item % slabs, item += stride;
+            }
+            const int own = tile * warps + unit;
+            if (own >= job.tiles || slab >= all) continue;
+            Octet octet[2];
+            tile_octets(octet, a, (int)job.segment, (int)job.end, own);
+            const Slab result(a, octet, 32 * slab, lane);
+            const Shared shared{a.tickets + job.ticket + own, parts};
+            // the slab's sums come to lie first; those of slabs that are done may go
+            if (shared_tile) {
+                sums.zero();
+                if (taken_over) shared.after(lane);
+                else if (!shared.wait(slab, lane)) continue;
+#pragma unroll 4
+                for (int p = 0; p < parts; ++p) {
+                    const Float4* from = partial(unit, p) + 128 * slab + lane;
+#pragma unroll
+                    for (int n = 0; n < 4; ++n) {
+                        float v[4];
+                        load_fresh(v, (const float*)(from + 32 * n));
+                        sums.add(n, {v[0], v[1], v[2], v[3]});
+                    }
+                }
+            } else {
+#pragma unroll
+                for (int n = 4; n < N8; ++n)
+                    if (n / 4 == slab)
+#pragma unroll
+                        for (int i = 0; i < 4; ++i) sums.v[n % 4][i] = sums.v[n][i];
+            }
+            result.finish(a, sums.v, 8 * N8, factors, (float*)stage, here(lane));
+            if (shared_tile) shared.done(all, lane);
+        }
     }
     copies_wait<0>();
 }
