@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ninfer._cuda import shares
+from ninfer._cuda import wides
 from ninfer._cuda.area import OPERANDS, Area
 from ninfer._cuda.buffers import CudaBuffer
 
@@ -71,7 +71,7 @@ class Panels:
     def offer(self, out: CudaBuffer) -> Left | None:
         """Where a kernel that reads no panels may leave ``out`` for the product that takes it; None where that takes
         no panels, and as ``place``."""
-        room = shares.panel_columns(out.shape[0])
+        room = wides.panel_columns(out.shape[0])
         return self.place(out, None, room, 0, 0) if room and self._area.in_use else None
 
     def leave(self, left: Left) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from ninfer._cuda import shares
+from ninfer._cuda import shares, wides
 from ninfer._cuda.area import OPERANDS, ROOM, TICKETS, Area
 from ninfer._cuda.buffers import CudaBuffer
 from ninfer._cuda.matrix import NAMES, CudaMatrix, CudaRows
@@ -163,7 +163,7 @@ class Products:
             return
         columns, K = x.shape
         sizes = [(own[0][0][0].format, _segments(own, height)[1]) for own in formats]
-        plan = shares.wide(sizes, columns, K, self._device.multiprocessors, self._device.shared_limit - 2048)
+        plan = wides.plan(tuple(sizes), columns, K, self._device.multiprocessors, self._device.shared_limit - 2048)
         partial = 2 * sum(job.blocks for job in plan.jobs) * plan.warps * 64 * plan.columns
         if sum(tiles for _, tiles in sizes) > TICKETS or partial > ROOM - OPERANDS:
             raise InvariantError(f"{sizes} tiles exceed the workspace")
@@ -181,7 +181,7 @@ class Products:
             self._wide(result, plan, tables, x.slice(begin, end), norm, eps, some, out, next_norm)
 
     def _wide(
-        self, result: int, plan: shares.Wide, tables: list[bytes], x: Any, norm: Any, eps: float, scale: Any,
+        self, result: int, plan: wides.Plan, tables: list[bytes], x: Any, norm: Any, eps: float, scale: Any,
         leaves: CudaBuffer | None, next_norm: CudaBuffer | None,
     ) -> None:  # fmt: skip
         """leaves: the whole result, which the next product may take at once, with its norm."""
@@ -199,22 +199,22 @@ class Products:
             self._launch("rows", "panels", grid, min(512, width // 8), words, shared)
         left = self.panels.place(leaves, next_norm, plan.columns, taken, nbytes) if leaves else None
         columns_at = (taken, None, squares, None, eps)
-        words, blocks = self._words(result, plan, tables, columns_at, columns, K, scale, 0, plan.warps, left)
+        words, blocks = self._words(result, plan, tables, columns_at, columns, K, scale, 0, left)
         name = f"wide_{plan.columns}"
         self._launch(name, name, blocks, 32 * plan.warps, words, plan.jobs[0].shared)
         if left:
             self.panels.leave(left)
 
     def _words(
-        self, result: int, plan: shares.Plan | shares.Wide, tables: list[bytes], columns_at: tuple[Any, ...],
-        columns: int, K: int, scale: Any, parts: int, height: int = 1, left: Left | None = None,
+        self, result: int, plan: shares.Plan | wides.Plan, tables: list[bytes], columns_at: tuple[Any, ...],
+        columns: int, K: int, scale: Any, parts: int, left: Left | None = None,
     ) -> tuple[bytes, int]:  # fmt: skip
         """A ``Stream`` of ``kernels/products.cuh``, and its blocks. columns_at: its first words."""
         jobs, segment, block, ticket = b"", 0, 0, 0
         for job, table in zip(plan.jobs, tables, strict=True):
             end = segment + len(table) // _SEGMENT
-            jobs += pack(*job.words(K, segment, end, ticket, block, height))
-            segment, block, ticket = end, block + job.slices * job.blocks, ticket + job.tiles
+            jobs += pack(*job.words(K, segment, end, ticket, block))
+            segment, block, ticket = end, block + job.launched, ticket + job.tiles
         words = pack(
             *columns_at, columns, K, result, len(plan.jobs), plan.warps, plan.stages, scale,
             self.room.ptr + OPERANDS, parts, self.tickets,

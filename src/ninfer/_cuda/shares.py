@@ -30,9 +30,6 @@ CODED = range(2, 6)
 BESIDE = 76 << 10
 """Shared memory that a block with few warps leaves free if it can: for one of a small kernel before or after it."""
 
-MOST_PARTS = 255
-"""Blocks that may share a tile of ``kernels/wide.cuh``: they are counted in a byte."""
-
 _FEW = 6
 """Chunks of a warp that are few."""
 
@@ -54,16 +51,20 @@ class Job:
     shared: int
     run: int  # chunks of a block, at most
 
+    @property
+    def launched(self) -> int:
+        """Its blocks."""
+        return self.slices * self.blocks
+
     def room(self, warps: int, stages: int) -> int:
         """Shared memory of a block of as many warps, a power of two, and chunks of each."""
         return self.shared + (stages - STAGES) * (CHUNK_BYTES[self.format] << warps)
 
-    def words(self, K: int, segment: int, end: int, ticket: int, block: int, height: int = 1) -> tuple[int, ...]:
-        """A ``Job`` of ``kernels/products.cuh``, whose blocks work on ``height`` tiles at once."""
+    def words(self, K: int, segment: int, end: int, ticket: int, block: int) -> tuple[int, ...]:
+        """A ``Job`` of ``kernels/products.cuh``."""
         width = CHUNK_COLUMNS[self.format]
         chunks, last = -(-self.slice // width), -(-(K - self.slice * (self.slices - 1)) // width)
-        rows = -(-self.tiles // height)
-        length, longer = divmod(rows if self.whole else rows * chunks, self.blocks)
+        length, longer = divmod(self.tiles if self.whole else self.tiles * chunks, self.blocks)
         return (
             self.format, width, CHUNK_BYTES[self.format], segment, end, self.tiles, ticket, block,
             self.blocks, self.slices, self.slice, chunks, last, int(self.whole), length, longer,
@@ -110,7 +111,7 @@ def _jobs(
     nbytes = [tiles * -(-K // CHUNK_COLUMNS[f]) * CHUNK_BYTES[f] for f, tiles in sizes]
     jobs: list[Job] = []
     for i, (format, tiles) in enumerate(sizes):  # the smallest first
-        most = blocks - sum(job.slices * job.blocks for job in jobs) - (len(sizes) - 1 - i)
+        most = blocks - sum(job.launched for job in jobs) - (len(sizes) - 1 - i)
         own = most if i + 1 == len(sizes) else max(1, min(most, -(-blocks * nbytes[i] // sum(nbytes))))
         job = _job(format, tiles, columns, K, own, room, warps, normed, adds)
         if job is None:
@@ -164,43 +165,3 @@ def shared_bytes(format: int, columns: int, slice: int, warps: int, normed: int 
 
 def _padded(nbytes: int) -> int:
     return -(-nbytes // 128) * 128
-
-
-@dataclass(frozen=True, slots=True)
-class Wide:
-    """How ``columns`` columns at a time, a multiple of 32, meet all rows (``kernels/wide.cuh``)."""
-
-    jobs: tuple[Job, ...]
-    columns: int
-    warps: int
-    stages: int
-
-
-def panel_columns(columns: int) -> int | None:
-    """Of products of so many columns at once; None where they take no panels."""
-    return next((n for n in (32, 64, 128) if columns <= n), None) if columns > COLUMNS else None
-
-
-def wide(sizes: Sequence[tuple[int, int]], columns: int, K: int, blocks: int, limit: int) -> Wide:
-    """Share out ``blocks`` blocks among (format, tiles) each, the smallest first, with the most columns, warps and
-    stages that fit into ``limit`` bytes of shared memory."""
-    for most in (128, 64, 32):
-        if most >= 2 * columns and most > 32:
-            continue
-        for warps, stages in ((16, 3), (16, 2), (8, 3), (8, 2), (4, 2)):
-            shared = max(128 + stages * (2 * CHUNK_COLUMNS[f] * most + warps * CHUNK_BYTES[f]) for f, _ in sizes)
-            if shared <= limit and (most < 128 or warps <= 8):
-                return Wide(_wide_jobs(sizes, K, blocks, warps, shared), most, warps, stages)
-    raise InvariantError(f"a block of {limit} bytes of shared memory")
-
-
-def _wide_jobs(sizes: Sequence[tuple[int, int]], K: int, blocks: int, warps: int, shared: int) -> tuple[Job, ...]:
-    jobs: list[Job] = []
-    nbytes = [tiles * -(-K // CHUNK_COLUMNS[f]) * CHUNK_BYTES[f] for f, tiles in sizes]
-    for i, (format, tiles) in enumerate(sizes):
-        left = blocks - sum(job.blocks for job in jobs) - (len(sizes) - 1 - i)
-        own = left if i + 1 == len(sizes) else max(1, min(left, round(blocks * nbytes[i] / sum(nbytes))))
-        chunks = -(-K // CHUNK_COLUMNS[format])
-        used = max(1, min(own, -(-tiles // warps) * chunks // 2, MOST_PARTS))
-        jobs.append(Job(format, tiles, 1, K, used, False, 0, shared, 0))
-    return tuple(jobs)

@@ -2,7 +2,8 @@
 // memory. Weights are decoded once for all columns, scale included, into the registers that the matrix units take them from,
 // so that sums run over all of K; while a warp's products of one group of columns are worked on, it decodes the next.
 //
-// Blocks share out the chunks of all their tiles of 16 rows a warp evenly; what becomes of the sums is in slabs.cuh.
+// A tile is 16 rows a warp. Blocks have as many of their own as there are for all, and share the rest, so that each has as
+// many chunks (`Work`); what becomes of the sums is in slabs.cuh.
 #pragma once
 #include "slabs.cuh"
 
@@ -71,6 +72,31 @@ struct Operand {
     }
 };
 
+// A block's chunks: a run of those of tiles that blocks share, one after another, then all of its own tiles.
+struct Work {
+    Runs runs;  // of all shared tiles; or, where each of these has `parts` blocks to itself, of one of them
+    int chunks, parts, block;
+    int begin, run;          // the block's run
+    int own, whole, shared;  // its first tile, how many, and the first that is shared
+
+    DEVICE Work(const Job& job, int block) : runs{(int)job.length, (int)job.longer}, chunks((int)job.chunks), parts((int)job.slices), block(block) {
+        whole = (int)job.whole, own = block * whole, shared = whole * (int)job.blocks;
+        const int tile = parts ? quotient(block, parts) : 0, part = block - tile * parts;
+        begin = tile * chunks + runs.begin(part), run = runs.begin(part + 1) - runs.begin(part);
+    }
+    DEVICE int total() const { return run + whole * chunks; }
+    // Of its run, the first tile, and how many: none, one or two.
+    DEVICE int first() const { return quotient(begin, chunks); }
+    DEVICE int held() const { return run ? quotient(begin + run - 1, chunks) - first() + 1 : 0; }
+    // The tile of chunk i of the block.
+    DEVICE int tile(int i) const { return i < run ? shared + quotient(begin + i, chunks) : own + quotient(i - run, chunks); }
+    // The block that has the first part of a shared tile, which part this one has, and of how many.
+    DEVICE void share(int tile, int& holder, int& part, int& all) const {
+        if (parts) holder = tile * parts, part = block - holder, all = parts;
+        else runs.share(tile * chunks, chunks, block, part, all), holder = block - part;
+    }
+};
+
 template <int N8> DEVICE void wide(const Stream& a) {
     DYNAMIC_SHARED(shared);
     __shared__ float factors[8 * N8];
@@ -84,10 +110,9 @@ template <int N8> DEVICE void wide(const Stream& a) {
     u8* x = shared + 128;           // [stages][width / 8][8 N8 columns][8] bf16
     u8* ring = x + stages * room + warp * stages * bytes;
 
-    const Runs blocks{(int)job.length, (int)job.longer};
-    const int block = block_x() - (int)job.block, begin = blocks.begin(block), end = blocks.begin(block + 1);
-    const int first = quotient(begin, chunks), last = quotient(end - 1, chunks);
-    int i = begin, current = 0, turn = 0, next = begin - first * chunks;  // next: chunk to fetch, of its tile
+    const Work work(job, block_x() - (int)job.block);
+    const int first = work.first(), held = work.held(), total = work.total();
+    int i = 0, current = 0, turn = 0, next = work.begin - first * chunks;  // next: chunk to fetch, of its tile
     Source source;
     Sums<N8> sums;
     if (thread() == 0)
@@ -95,16 +120,17 @@ template <int N8> DEVICE void wide(const Stream& a) {
         for (int s = 0; s < stages; ++s) panel_expect(panel + s, warps);
     // chunk `ahead`: of this warp's rows, then of the columns for all warps
     auto fetch_rows = [&](auto f, int ahead, int slot) {
-        if (ahead >= end) return;
-        if (ahead == begin || next == 0) {
+        if (ahead >= total) return;
+        if (ahead == work.run) next = 0;
+        if (ahead == 0 || next == 0) {
             Octet octet[2];
-            tile_octets(octet, a, (int)job.segment, (int)job.end, minimum(quotient(ahead, chunks) * warps + warp, (int)job.tiles - 1));
+            tile_octets(octet, a, (int)job.segment, (int)job.end, minimum(work.tile(ahead) * warps + warp, (int)job.tiles - 1));
             source.enter<f.value>(a, octet, next, lane);
         }
         source.copy<f.value>(ring + slot * bytes, lane);
     };
     auto fetch_columns = [&](int ahead, int slot, int turn) {
-        if (ahead < end) {
+        if (ahead < total) {
             panel_fetch(x + slot * room, (const u8*)a.x + (i64)next * room, room, panel + slot, turn);
             if (++next == chunks) next = 0;
         }
@@ -114,26 +140,25 @@ template <int N8> DEVICE void wide(const Stream& a) {
         if constexpr (f.value != FP32) {
 #pragma unroll 1
             for (int s = 0; s < stages - 1; ++s) {
-                fetch_rows(f, begin + s, s);
+                fetch_rows(f, s, s);
                 if (s == 0) await_predecessors(), release_successors();  // weights do not depend on the kernels before this one
-                fetch_columns(begin + s, s, 0);
+                fetch_columns(s, s, 0);
             }
         }
     });
     sync();  // places for columns are set up
-    int left_to_me[2] = {0, 0};  // slabs of the first and the last tile
-    // tile after tile; then a share of what other blocks have parts of, too: the first and the last
+    int left_to_me[2] = {0, 0};  // slabs of the tiles of its run
+    // tile after tile; then its share of those of its run
 #pragma unroll 1
-    for (int step = first; step <= last + 2; ++step) {
-        const bool shared_tile = step > last;
-        const int tile = step <= last ? step : step == last + 1 ? first : last, own = tile * warps + warp;
-        if (step == last + 2 && first == last) break;
-        int part, parts;
-        blocks.share(tile * chunks, chunks, block, part, parts);
+    for (int step = 0; step < work.whole + 2 * held; ++step) {
+        const bool late = step >= work.whole + held, own = !late && step >= held;
+        const int of_run = late ? step - work.whole - held : step, tile = own ? work.own + step - held : work.shared + first + of_run;
+        int holder = 0, part = 0, parts = 1;
+        if (!own) work.share(first + of_run, holder, part, parts);
         u8* stage = ring;
-        if (!shared_tile) {
+        if (!late) {
             sums.zero();
-            const int stop = minimum(end, (tile + 1) * chunks);
+            const int stop = own ? work.run + (step - held + 1) * chunks : minimum(work.run, (first + step + 1) * chunks - work.begin);
             with_format(format, [&](auto f) {
                 constexpr int F = f.value, groups = Chunk<F>::groups;
                 if constexpr (F != FP32) {
@@ -171,24 +196,24 @@ template <int N8> DEVICE void wide(const Stream& a) {
             });
         }
         auto partial = [&](int unit, int part) {
-            const int holder = block_x() - block + blocks.holder(tile * chunks) + part;
-            return (Float4*)a.partial + ((i64)(2 * holder + (part > 0)) * warps + unit) * (N8 * 32);
+            return (Float4*)a.partial + ((i64)(2 * ((int)job.block + holder + part) + (part > 0)) * warps + unit) * (N8 * 32);
         };
-        if (!shared_tile) {
-            if (parts > 1 && own < job.tiles) {
+        if (!late) {
+            const int unit = tile * warps + warp;
+            if (parts > 1 && unit < job.tiles) {
                 sums.store(partial(warp, part), lane);
-                (tile == first ? left_to_me[0] : left_to_me[1]) = Shared{a.tickets + job.ticket + own, parts}.arrive(lane);
+                (of_run ? left_to_me[1] : left_to_me[0]) = Shared{a.tickets + job.ticket + unit, parts}.arrive(lane);
             }
-            if (tile == first) put_factors<N8>(a, factors), sync();
+            if (step == maximum(held - 1, 0)) put_factors<N8>(a, factors), sync();
         }
-        if (shared_tile ? parts == 1 : parts > 1) continue;
+        if (late ? parts == 1 : parts > 1) continue;
         // 32 columns of 16 rows at a time: all of a warp's rows, or some of those that blocks share, and what was left to this one
         constexpr int slabs = N8 / 4;
         const int all = ((int)a.columns + 31) / 32;
-        const int seat = tile == first ? warp : warps - 1 - warp;  // so that a warp has one of either tile, not both
-        int item = shared_tile ? part + parts * seat : slabs * warp;
-        const int stop = shared_tile ? slabs * warps : item + slabs, stride = shared_tile ? parts * warps : 1;
-        int more = shared_tile ? (tile == first ? left_to_me[0] : left_to_me[1]) : 0;
+        const int seat = of_run ? warps - 1 - warp : warp;  // so that a warp has one of either tile, not both
+        int item = late ? part + parts * seat : slabs * warp;
+        const int stop = late ? slabs * warps : item + slabs, stride = late ? parts * warps : 1;
+        int more = late ? (of_run ? left_to_me[1] : left_to_me[0]) : 0;
 #pragma unroll 1
         while (item < stop || more) {
             const bool taken_over = item >= stop;
@@ -199,14 +224,14 @@ template <int N8> DEVICE void wide(const Stream& a) {
             } else {
                 unit = item / slabs, slab = item % slabs, item += stride;
             }
-            const int own = tile * warps + unit;
-            if (own >= job.tiles || slab >= all) continue;
+            const int number = tile * warps + unit;
+            if (number >= job.tiles || slab >= all) continue;
             Octet octet[2];
-            tile_octets(octet, a, (int)job.segment, (int)job.end, own);
+            tile_octets(octet, a, (int)job.segment, (int)job.end, number);
             const Slab result(a, octet, 32 * slab, lane);
-            const Shared shared{a.tickets + job.ticket + own, parts};
+            const Shared shared{a.tickets + job.ticket + number, parts};
             // the slab's sums come to lie first; those of slabs that are done may go
-            if (shared_tile) {
+            if (late) {
                 sums.zero();
                 if (taken_over) shared.after(lane);
                 else if (!shared.wait(slab, lane)) continue;
@@ -228,7 +253,7 @@ template <int N8> DEVICE void wide(const Stream& a) {
                         for (int i = 0; i < 4; ++i) sums.v[n % 4][i] = sums.v[n][i];
             }
             result.finish(a, sums.v, 8 * N8, factors, (float*)stage, here(lane));
-            if (shared_tile) shared.done(all, lane);
+            if (late) shared.done(all, lane);
         }
     }
     copies_wait<0>();
