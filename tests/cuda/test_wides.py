@@ -22,7 +22,7 @@ def check(job: wides.Job, K: int, warps: int) -> int:
     *_, tiles, _, _, blocks, parts, _, chunks, _, whole, length, longer = job.words(K, 0, 1, 0, 0)
     assert chunks == -(-K // CHUNK_COLUMNS[job.format])
     assert job.groups == -(-tiles // warps)
-    seen: dict[int, list[tuple[int, int]]] = defaultdict(list)  # of a group: blocks that have chunks of it, and how many
+    seen: dict[int, list[tuple[int, int]]] = defaultdict(list)  # of a group: blocks, and how many chunks they have
     most = 0
     for block in range(blocks):
         tile, part = divmod(block, parts) if parts else (0, block)
@@ -54,9 +54,7 @@ def check(job: wides.Job, K: int, warps: int) -> int:
     st.integers(1, 150),
     st.integers(60, 227),
 )
-def test_every_chunk_has_one_block(
-    sizes: list[tuple[int, int]], columns: int, K: int, blocks: int, limit: int
-) -> None:
+def test_every_chunk_has_one_block(sizes: list[tuple[int, int]], columns: int, K: int, blocks: int, limit: int) -> None:
     plan = wides.plan(tuple(sizes), columns, K, blocks, limit << 10)
     assert plan.warps % 4 == 0, "products take four warps at once"
     assert plan.columns in (32, 64, 128)

@@ -211,7 +211,8 @@ class Products:
     ) -> tuple[bytes, int]:  # fmt: skip
         """A ``Stream`` of ``kernels/products.cuh``, and its blocks. columns_at: its first words."""
         jobs, segment, block, ticket = b"", 0, 0, 0
-        for job, table in zip(plan.jobs, tables, strict=True):
+        planned: Sequence[shares.Job | wides.Job] = plan.jobs
+        for job, table in zip(planned, tables, strict=True):
             end = segment + len(table) // _SEGMENT
             jobs += pack(*job.words(K, segment, end, ticket, block))
             segment, block, ticket = end, block + job.launched, ticket + job.tiles

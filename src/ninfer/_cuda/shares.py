@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ninfer.errors import InvariantError
-
 COLUMNS = 16
 """Up to so many columns, they stay in shared memory while the weights stream by."""
 

@@ -21,8 +21,8 @@ _MOST_PARTS = 255
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Rows of one format, in ``tiles`` of 16. As many of these as a block has warps are worked on together, K in chunks:
-    a block has ``whole`` such groups of its own, and its share of the groups that are left: a run of all their chunks,
+    """Rows of one format, in ``tiles`` of 16, of which as many as a block has warps are a group, worked on together, K
+    in chunks. A block has ``whole`` groups of its own, and its share of those that are left: a run of all their chunks,
     or, with ``parts``, one of so many parts of one of them."""
 
     format: int

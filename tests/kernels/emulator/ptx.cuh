@@ -214,6 +214,7 @@ DEVICE void copy4(void* dst, const void* src, int valid) {
     emulator::fibers[thread()].open.push_back({dst, src, 4, valid});
 }
 DEVICE void copy16_if(void* dst, const void* src, bool inside) { copy16(dst, inside ? src : (void*)0, inside ? 16 : 0); }
+DEVICE void copy16_once(void* dst, const void* src, bool inside) { copy16_if(dst, src, inside); }
 DEVICE void copies_commit() {
     auto& f = emulator::fibers[thread()];
     f.groups.push_back(std::move(f.open));

@@ -77,22 +77,22 @@ struct Source {
         u8* to = stage + row * C::row + 16 * (lane % pieces ^ C::swizzle(row));
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            copy16_if(to + 8 * h * C::row, code[h], 16 * (lane % pieces) < left);
+            copy16_once(to + 8 * h * C::row, code[h], 16 * (lane % pieces) < left);
 #pragma unroll
             for (int i = 0; i < more; ++i) {
                 const int at = (8 * h + step * (i + 1)) * C::row;
-                copy16_if(to + at, code[h] + next[h][i], 16 * (lane % pieces) < left);
+                copy16_once(to + at, code[h] + next[h][i], 16 * (lane % pieces) < left);
             }
             code[h] += C::row;
         }
         if constexpr (F == Q5) {
-            copy16_if(stage + C::high_offset + 32 * (lane / 2) + 16 * (lane % 2 ^ C::high_swizzle(lane / 2)), high[0], 64 * (lane % 2) < left);
+            copy16_once(stage + C::high_offset + 32 * (lane / 2) + 16 * (lane % 2 ^ C::high_swizzle(lane / 2)), high[0], 64 * (lane % 2) < left);
             high[0] += 32;
         }
         if constexpr (F == Q6) {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                copy16_if(stage + C::high_offset + 64 * (8 * h + lane / 4) + 16 * (lane % 4 ^ C::high_swizzle(lane / 4)), high[h], 32 * (lane % 4) < left);
+                copy16_once(stage + C::high_offset + 64 * (8 * h + lane / 4) + 16 * (lane % 4 ^ C::high_swizzle(lane / 4)), high[h], 32 * (lane % 4) < left);
                 high[h] += 64;
             }
         }
@@ -133,9 +133,7 @@ template <int F> struct Held {
     // The first eight of them, or the second; codes more than their values by BIAS.
     DEVICE void pairs(u32 (&p)[4], int j) const {
         const u32 w = j ? words[0].y : words[0].x;
-        if constexpr (F == Q4) biased_pairs<F, 4>(p, w, 0);
-        else if constexpr (F == Q5) j ? biased_pairs<F, -4>(p, w, more | more << 12) : biased_pairs<F, 4>(p, w, more | more << 12);
-        else if constexpr (F == Q6) biased_pairs<F, 4>(p, w, j ? more >> 16 | more >> 8 & 0xFF0000 : more & 0xFFFF | more << 8);
+        if constexpr (F == Q4 || F == Q5 || F == Q6) biased_pairs<F>(p, w, F == Q4 ? 0 : j ? more >> (F == Q5 ? 8 : 16) : more);
         else if constexpr (F == NVFP4) nvfp4_pairs(p, w, more);
         else if constexpr (F == BF16) bf16_pairs(p, words[j]);
         else if constexpr (F == Q8) j ? q8_pairs(p, words[0].z, words[0].w) : q8_pairs(p, words[0].x, words[0].y);

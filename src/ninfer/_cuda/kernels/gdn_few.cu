@@ -177,9 +177,10 @@ DEVICE void put_tail(const Gdn& a, int b, int kind, int channel, int width) {
 KERNEL(gdn_few, Gdn, 256, 4) {
     DYNAMIC_SHARED(shared);
     const int head = block_x(), b = block_y(), ratio = (int)a.nv / (int)a.nk, key = head / ratio, warp = thread() / 32, lane = thread() % 32;
-    const int nv = (int)a.nv, nk = (int)a.nk, dk = (int)a.dk, dv = (int)a.dv, width = a.width[b], channels = channels_of(a);
+    const int nv = (int)a.nv, nk = (int)a.nk, dk = (int)a.dk, dv = (int)a.dv, channels = channels_of(a);
+    const int width = a.width[b], start = a.start[b], slot = a.read[b];  // asked for before the first of them is used
+    const float a_log = a.a_log[head], bias = a.dt_bias[head];
     const Room room(shared);
-    const float rate = expf(a.a_log[head]), bias = a.dt_bias[head];
     const bool leads = head % ratio == 0;
     // To begin with, a thread has a channel of queries (part 0) or keys (part 1), and one of values; later it has a column t
     // of four features of values, as products of tiles leave them.
@@ -192,7 +193,7 @@ KERNEL(gdn_few, Gdn, 256, 4) {
     float taps[2][TAPS];
     u16 norm[4];
     if (width > 0) {
-        const float* state = a.start[b] == 0 ? nullptr : state_of(a, a.read[b], head);
+        const float* state = start == 0 ? nullptr : state_of(a, slot, head);
         if (dk % 4 == 0 && dv % 4 == 0) load_state<true, true>(room.state, state, dk, dv);
         else load_state<false, true>(room.state, state, dk, dv);
         fetch(0, 1 - TAPS, 0);
@@ -219,7 +220,7 @@ KERNEL(gdn_few, Gdn, 256, 4) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) z[i] = t < count && feature(i) < dv ? a.z[at + feature(i)] : (u16)0;
         if (thread() < N) {
-            const float y = from_bf16(gate_a) + bias, g = thread() < count ? -rate * (y > 20.0f ? y : log1pf(expf(y))) : 0.0f;
+            const float y = from_bf16(gate_a) + bias, g = thread() < count ? -expf(a_log) * (y > 20.0f ? y : log1pf(expf(y))) : 0.0f;
             room.gates[thread()] = g;
             room.gates[N + thread()] = thread() < count ? sigmoid(from_bf16(gate_b)) : 0.0f;
             if (a.record_g && thread() < count) a.record_g[mine] = g;

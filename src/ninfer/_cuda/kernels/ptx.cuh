@@ -178,6 +178,21 @@ DEVICE void copy16_if(void* dst, const void* src, bool inside) {
         : "memory");
 }
 
+// The same of what is not read again for long: the second-level cache gives it up first, and keeps what comes by more often,
+// code among it. Older compilers make an instruction of it that Hopper refuses.
+DEVICE void copy16_once(void* dst, const void* src, bool inside) {
+#if __CUDA_ARCH__ == 900 && (__CUDACC_VER_MAJOR__ > 13 || __CUDACC_VER_MAJOR__ == 13 && __CUDACC_VER_MINOR__ >= 5)
+    constexpr u64 evict_first = 0x12F0000000000000;
+    asm volatile(
+        "{\n\t.reg .pred out;\n\tsetp.eq.u32 out, %2, 0;\n\tcp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, out, %3;\n\t}" ::"r"(
+            shared_address(dst)),
+        "l"(src), "r"((u32)inside), "l"(evict_first)
+        : "memory");
+#else
+    copy16_if(dst, src, inside);
+#endif
+}
+
 // 4 bytes, or zero. Both addresses are multiples of 4.
 DEVICE void copy4(void* dst, const void* src, int valid) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(dst)), "l"(src), "r"(valid) : "memory");
@@ -216,7 +231,7 @@ DEVICE void mma(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
 }
 
 // c[n][16 rows x 8] += a[16 x 16] b[16 x 8 N8] for each warp of four, b in shared memory as [k / 8][8 N8 columns][8] bf16,
-// where panel_fetch has put it. Products are worked on while others are prepared: a batch of them lies between panel_begin
+// where panel_fetch has put it, `offset` bytes behind panel_at. Products are worked on while others are prepared: a batch of them lies between panel_begin
 // and panel_commit, and until panel_wait says that it is done, its operands stay in their registers and b in its place.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define PANELS
@@ -260,9 +275,11 @@ DEVICE void panel_leave(Panel* p) {
 }
 #define C4(n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
 #define C16(n) C4(n), C4(n + 1), C4(n + 2), C4(n + 3)
-template <int N8> DEVICE void panel_mma(float (&c)[N8][4], u32 a0, u32 a1, u32 a2, u32 a3, const void* b) {
-    // address, distance of the two halves of k and of eights of columns, all by 16
-    const u64 where = (u64)((shared_address(b) & 0x3FFFF) >> 4) | (u64)(8 * N8) << 16 | (u64)8 << 32;
+using PanelAt = u32;
+// Its address and the distance of the two halves of k; behind them comes that of eights of columns. All by 16.
+template <int N8> DEVICE u32 panel_at(const void* b) { return (shared_address(b) & 0x3FFFF) >> 4 | (u32)(8 * N8) << 16; }
+template <int N8> DEVICE void panel_mma(float (&c)[N8][4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b, int offset) {
+    const u64 where = (u64)8 << 32 | (b + (u32)(offset / 16));
     if constexpr (N8 == 4)
         asm volatile(
             "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "

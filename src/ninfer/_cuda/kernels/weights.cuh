@@ -134,23 +134,35 @@ template <int F> DEVICE void load_chunk(u8* stage, const Rows16 (&tile)[2], int 
 constexpr u32 ONE = 0x3F803F80, MINUS_ZERO = 0x80008000;
 
 // A code below the exponent of 128 reads 128 + code; with its sign bit flipped, `bias` = 128 + half the codes more than its
-// value. `high` holds the bits above the nibbles of a pair 16 apart; those of pair 0 move `up` bits to their place.
+// value.
 template <int F> constexpr int BIAS = F == Q4 ? 136 : F == Q5 ? 144 : F == Q6 ? 160 : 0;
 
-template <int F, int up> DEVICE void biased_pairs(u32 (&p)[4], u32 w, u32 high) {
-    constexpr u32 flip = F == Q4 ? 0x43084308 : F == Q5 ? 0x43104310 : 0x43204320, mask = F == Q5 ? 0x00100010 : 0x00300030;
+// The bits of codes 0 2 4 6 (odd: 1 3 5 7) above their nibbles, each on top of its own nibble, in bytes.
+template <int F> DEVICE u32 spread(u32 high, int odd) {
+    if constexpr (F == Q5) return (high & (odd ? 0xAA : 0x55)) * (0x410410 >> odd);  // a product puts every other one of eight in its place
+    const u32 x = high >> 2 * odd & 0x3333;
+    return (x * 0x101 & 0x00330033) * 0x110;
+}
+
+// Eight nibbles, and from its lowest bit on `high`, the bits above them, one after another: with BIAS.
+template <int F> DEVICE void biased_pairs(u32 (&p)[4], u32 w, u32 high) {
+    if constexpr (F == Q4) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        p[i] = and_xor(w >> 4 * i, 0x000F000F, flip);
-        const int left = up - (F == Q5 ? i : 2 * i);
-        if (F != Q4) p[i] = and_xor(left < 0 ? high >> -left : high << left, mask, p[i]);
+        for (int i = 0; i < 4; ++i) p[i] = and_xor(w >> 4 * i, 0x000F000F, 0x43084308);
+        return;
+    }
+    constexpr u32 top = F == Q5 ? 0x10101010 : 0x30303030, flip = F == Q5 ? 0x10101010 : 0x20202020;
+#pragma unroll
+    for (int odd = 0; odd < 2; ++odd) {
+        const u32 codes = and_xor(w >> 4 * odd, 0x0F0F0F0F, and_xor(spread<F>(high, odd), top, flip));
+        p[odd] = bytes(codes, 0x43434343, 0x4240), p[2 + odd] = bytes(codes, 0x43434343, 0x4341);
     }
 }
 
 // `high`: the bits above the eight nibbles, one after another.
 template <int F> DEVICE void grouped_pairs(u32 (&p)[4], u32 w, u32 high) {
     constexpr u32 minus = F == Q4 ? 0xC308C308 : F == Q5 ? 0xC310C310 : 0xC320C320;
-    biased_pairs<F, 4>(p, w, F == Q5 ? high | high << 12 : high | high << 8);
+    biased_pairs<F>(p, w, high);
 #pragma unroll
     for (int i = 0; i < 4; ++i) p[i] = fma2(p[i], ONE, minus);
 }

@@ -20,8 +20,10 @@ DEVICE void panel_fetch(u8* dst, const u8* src, int size, Panel*, int) {
 // Each warp has waited for its own copies; and all have left the turn before this one.
 DEVICE void panel_arrived(Panel*, int) { sync(); }
 DEVICE void panel_leave(Panel*) {}
-template <int N8> DEVICE void panel_mma(float (&c)[N8][4], u32 a0, u32 a1, u32 a2, u32 a3, const u8* b) {
-    const u8* own = b + 4 * (thread() % 32);  // column lane/4, elements 2*(lane%4) and + 1
+using PanelAt = const u8*;
+template <int N8> DEVICE PanelAt panel_at(const u8* b) { return b; }
+template <int N8> DEVICE void panel_mma(float (&c)[N8][4], u32 a0, u32 a1, u32 a2, u32 a3, PanelAt b, int offset) {
+    const u8* own = b + offset + 4 * (thread() % 32);  // column lane/4, elements 2*(lane%4) and + 1
 #pragma unroll
     for (int n = 0; n < N8; ++n) mma(c[n], a0, a1, a2, a3, *(const u32*)(own + 128 * n), *(const u32*)(own + 128 * (N8 + n)));
 }
@@ -63,11 +65,11 @@ struct Operand {
     template <int F> DEVICE void decode(const Group<F>& group, int j) {
         scaled_pairs<F>(upper, group.upper, j, group.scale[0]), scaled_pairs<F>(lower, group.lower, j, group.scale[1]);
     }
-    // sums += these times x[k / 8][8 N8 columns][8], in the background
-    template <int N8> DEVICE void multiply(float (&sums)[N8][4], const u8* x) const {
+    // sums += these times x[k / 8][8 N8 columns][8] from `offset` on, in the background
+    template <int N8> DEVICE void multiply(float (&sums)[N8][4], PanelAt x, int offset) const {
         panel_begin();
-        panel_mma<N8>(sums, upper[0], lower[0], upper[1], lower[1], x);
-        panel_mma<N8>(sums, upper[2], lower[2], upper[3], lower[3], x + 256 * N8);
+        panel_mma<N8>(sums, upper[0], lower[0], upper[1], lower[1], x, offset);
+        panel_mma<N8>(sums, upper[2], lower[2], upper[3], lower[3], x, offset + 256 * N8);
         panel_commit();
     }
 };
@@ -146,7 +148,8 @@ template <int N8> DEVICE void wide(const Stream& a) {
             }
         }
     });
-    sync();  // places for columns are set up
+    put_factors<N8>(a, factors);  // while the first chunks arrive
+    sync();  // places for columns are set up, too
     int left_to_me[2] = {0, 0};  // slabs of the tiles of its run
     // tile after tile; then its share of those of its run
 #pragma unroll 1
@@ -176,7 +179,7 @@ template <int N8> DEVICE void wide(const Stream& a) {
                             for (int h = 0; h < 2; ++h) scales[h] = *(const u64*)(stage + Chunk<F>::scale_offset + 8 * (8 * h + lane / 4));
                         Group<F> group;
                         group.load(stage, scales, 0, lane);
-                        const u8* columns = x + current * room;
+                        const PanelAt columns = panel_at<N8>(x + current * room);
                         const int slot = current ? current - 1 : stages - 1;  // where the chunk before this one was
 #pragma unroll
                         for (int j = 0; j < 2 * groups; ++j) {
@@ -184,7 +187,7 @@ template <int N8> DEVICE void wide(const Stream& a) {
                             if (j % 2 && j + 1 < 2 * groups) group.load(stage, scales, j / 2 + 1, lane);
                             if (j == 0) panel_arrived(panel + current, turn);
                             panel_wait<1>();
-                            operand[j % 3].multiply<N8>(sums.v, columns + j * (512 * N8));
+                            operand[j % 3].multiply<N8>(sums.v, columns, j * (512 * N8));
                             if (j == 0) fetch_rows(f, i + stages - 1, slot);
                         }
                         fetch_columns(i + stages - 1, slot, turn + (current > 0));
@@ -204,7 +207,6 @@ template <int N8> DEVICE void wide(const Stream& a) {
                 sums.store(partial(warp, part), lane);
                 (of_run ? left_to_me[1] : left_to_me[0]) = Shared{a.tickets + job.ticket + unit, parts}.arrive(lane);
             }
-            if (step == maximum(held - 1, 0)) put_factors<N8>(a, factors), sync();
         }
         if (late ? parts == 1 : parts > 1) continue;
         // 32 columns of 16 rows at a time: all of a warp's rows, or some of those that blocks share, and what was left to this one
