@@ -6,7 +6,8 @@ enum Result { STORE_BF16, STORE_F32, ADD, SWIGLU };
 
 constexpr int MAX_SEGMENTS = 20, MAX_JOBS = 4;
 
-// The segments of one format, and the blocks that work on them: `slices` times `blocks` of them, from `block` on.
+// The segments of one format, and the blocks that work on them: `slices` times `blocks` of them, from `block` on. In wide.cuh
+// `blocks` of them, and slices, whole, length and longer are what `Work` makes of them.
 struct Job {
     i64 format, width, stage;          // of a chunk: columns, bytes
     i64 segment, end, tiles, ticket;   // ticket: number of its first tile
