@@ -91,7 +91,8 @@ def gemm(c: int, c_stride: int, c_type: str, a: int, b: int, m: int, n: int, k: 
 
 
 class EmulatedDevice:
-    """``order`` 1 runs threads and blocks from the last to the first. Processes may compile in one ``folder``.
+    """``order`` 1 runs threads and blocks from the last to the first. So many blocks run ``together``, by turns where they
+    wait for each other. Processes may compile in one ``folder``.
 
     ``overlaps``: every kernel starts as early as it may, which is when the last product has let it in: what it reads
     before it waits for the kernels before it is from before that product.
@@ -107,6 +108,7 @@ class EmulatedDevice:
 
         self.folder = folder
         self.order = 0
+        self.together = 1
         self.shared_limit = 227 << 10
         self.overlaps = False
         self.launches: list[str] = []
@@ -191,7 +193,7 @@ class EmulatedDevice:
         library.emulator_launch.restype = ctypes.c_char_p
         error = library.emulator_launch(
             ctypes.cast(getattr(library, symbol), ctypes.c_void_p), (ctypes.c_int * 3)(*dims), block, shared, packed,
-            self.order,
+            self.order, self.together,
         )  # fmt: skip
         assert error is None, f"{symbol}: {error.decode()}"
         if before is not None:

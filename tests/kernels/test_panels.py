@@ -57,6 +57,25 @@ def launched(device: Any, work: Callable[[], None]) -> list[str]:
     return sorted(name.split(".")[1] for name in (device.asked - asked).elements())
 
 
+def test_whoever_adds_up_a_tile(device: Any, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four blocks have parts of down's rows. One after another, each but the last leaves its slabs to that one; all
+    together, each adds up its own; of two at a time, some are left and some are not. The sums are the same bits."""
+    monkeypatch.setattr(device, "multiprocessors", 9)
+    monkeypatch.setattr(device, "overlaps", True, raising=False)
+    ffn = Ffn(device, rng, 40, Q4, inner=2048)
+    tickets, found = device.ops._area.tickets, []
+    for together in (1, 2, 4):
+        for order in range(2):
+            monkeypatch.setattr(device, "together", together, raising=False)
+            monkeypatch.setattr(device, "order", order, raising=False)
+            out = ffn.lab.put(ffn.y, "bf16")
+            ffn.up(), ffn.down(x=out)
+            found.append(ffn.lab.get(out))
+            assert not ffn.lab.get(tickets).any(), "a count is left"
+    close(found[0], ffn.y + ffn.lab.get(ffn.product) @ ffn.weights[2][1].T)
+    assert all((x == found[0]).all() for x in found)
+
+
 @pytest.mark.parametrize(("T", "width"), [(17, 32), (33, 64), (64, 64), (70, 128), (128, 128)])
 @pytest.mark.parametrize(("format", "blocks"), [(Q4, 3), (FP8, 11)])
 def test_down_takes_what_gate_and_up_left(

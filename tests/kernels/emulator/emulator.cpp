@@ -1,5 +1,10 @@
-// Runs a kernel's blocks one after another and the threads of a block as fibers. x86-64.
+// Runs a kernel's blocks one after another, or as many together as asked for, and the threads of a block as fibers. x86-64.
+//
+// Blocks that run together take turns where all that a block can do is to look for what others do. What is __shared__ by
+// declaration is one for all of them, so such kernels may keep there only what is the same in all.
 #include "ptx.cuh"
+
+#include <memory>
 
 namespace emulator {
 
@@ -91,15 +96,36 @@ static void return_to_now() {
     }
 }
 
-static const char* run_block(bool backwards) {
-    for (auto& f : fibers) prepare(f);
-    for (auto& w : warps) w.arrived[0] = w.arrived[1] = 0;
-    barrier_arrived = 0;
-    predecessors_ended = regions.empty();
-    if (!predecessors_ended) go_back();
-    int alive = block_size;
+// A block that is not running.
+struct Block {
+    std::vector<Fiber> fibers;
+    std::vector<Warp> warps;
+    std::vector<u8> room;
+    u8* shared;
+    int at[3], barrier_arrived, barrier_generation, alive;
+
+    void begin(long id, int size) {
+        fibers.resize(block_size), warps.assign((block_size + 31) / 32, {}), room.assign(size + 256, 0xFF);
+        barrier_arrived = barrier_generation = 0, alive = block_size;
+        shared = (u8*)(((uintptr_t)room.data() + 127) / 128 * 128);
+        at[0] = id % grid[0], at[1] = id / grid[0] % grid[1], at[2] = id / grid[0] / grid[1];
+        for (auto& f : fibers) prepare(f);
+    }
+    // Trade places with the one that runs.
+    void exchange() {
+        std::swap(fibers, emulator::fibers), std::swap(warps, emulator::warps), std::swap(shared, dynamic_shared);
+        std::swap(barrier_arrived, emulator::barrier_arrived), std::swap(barrier_generation, emulator::barrier_generation);
+        for (int i = 0; i < 3; ++i) std::swap(at[i], block[i]);
+    }
+};
+
+static std::vector<std::unique_ptr<Block>> places;  // stacks are kept from launch to launch
+
+// Go on with the block that runs until it has ended (no thread is left alive) or only looks for others.
+static const char* run_block(bool backwards, int& alive) {
     while (alive) {
         long before = events;
+        looked = false;
         bool waiting = !predecessors_ended;
         for (int i = 0; i < block_size; ++i) {
             thread = backwards ? block_size - 1 - i : i;
@@ -116,6 +142,7 @@ static const char* run_block(bool backwards) {
             predecessors_ended = true;
             ++events;
         }
+        if (events == before && looked) return nullptr;
         if (events == before) return "threads wait for others that never come";
     }
     return nullptr;
@@ -129,29 +156,49 @@ extern "C" void emulator_past(int n, u8* const* at, const u8* const* past, const
     for (int i = 0; i < n; ++i) emulator::regions.push_back({at[i], past[i], (size_t)sizes[i], {}});
 }
 
-// Launch; returns null or what went wrong. `order` 1 runs threads and blocks from the last to the first.
+// Launch; returns null or what went wrong. `order` 1 runs threads and blocks from the last to the first. So many blocks
+// run `together`.
 extern "C" const char* emulator_launch(void (*kernel)(const void*), const int* grid, int block, int shared, const void* args,
-                                       int order) {
+                                       int order, int together) {
     using namespace emulator;
     emulator::kernel = kernel;
     kernel_args = args;
     block_size = block;
     failure = nullptr;
+    patient = together > 1;
     std::memcpy(emulator::grid, grid, 12);
-    fibers.resize(block);
-    warps.assign((block + 31) / 32, {});
-    std::vector<u8> room(shared + 256);
-    dynamic_shared = (u8*)(((uintptr_t)room.data() + 127) / 128 * 128);
-    long blocks = (long)grid[0] * grid[1] * grid[2];
-    for (long i = 0; i < blocks; ++i) {
-        long id = order ? blocks - 1 - i : i;
-        emulator::block[0] = id % grid[0];
-        emulator::block[1] = id / grid[0] % grid[1];
-        emulator::block[2] = id / grid[0] / grid[1];
-        std::memset(room.data(), 0xFF, room.size());
-        if (auto error = run_block(order)) return error;
-        for (int j = 0; j < 64; ++j)
-            if (dynamic_shared[shared + j] != 0xFF) return "a write beyond shared memory";
+    const long blocks = (long)grid[0] * grid[1] * grid[2];
+    std::vector<std::unique_ptr<Block>> running;
+    long next = 0;
+    while (next < blocks || !running.empty()) {
+        if (next < blocks && (int)running.size() < together) {
+            if (places.empty()) places.push_back(std::make_unique<Block>());
+            running.push_back(std::move(places.back()));
+            places.pop_back();
+            running.back()->begin(order ? blocks - 1 - next : next, shared);
+            ++next;
+            predecessors_ended = regions.empty();
+            if (!predecessors_ended) go_back();
+            running.front().swap(running.back());  // the newest first
+        }
+        for (size_t i = 0; i < running.size();) {
+            Block& b = *running[i];
+            b.exchange();
+            auto error = run_block(order, b.alive);
+            b.exchange();
+            if (error) return error;
+            if (!predecessors_ended) return "a block looks for others before the kernels before it have ended";
+            if (b.alive) {
+                ++i;
+                if ((int)running.size() < together && next < blocks) break;  // others may begin
+                continue;
+            }
+            for (int j = 0; j < 64; ++j)
+                if (b.shared[shared + j] != 0xFF) return "a write beyond shared memory";
+            places.push_back(std::move(running[i]));
+            running.erase(running.begin() + i);
+            if (next < blocks) break;
+        }
     }
     return nullptr;
 }

@@ -1,4 +1,4 @@
-// The kernels' machine, on the host: every thread of a block is a fiber, blocks run one after another.
+// The kernels' machine, on the host: every thread of a block is a fiber, blocks run one after another, or some by turns.
 //
 // A fiber runs until it waits for others: at a barrier or in an operation of its whole warp. Asynchronous copies happen
 // when they are waited for and not before, shared memory starts as NaN, fibers run in either order: what a kernel forgot
@@ -60,8 +60,17 @@ inline std::vector<Warp> warps;
 inline int barrier_arrived, barrier_generation;
 inline long events;  // arrivals anywhere: a round of all threads without one never ends
 
+inline bool patient, looked;  // several blocks are under way; one of this block's threads looks for what others do
+
 void yield();
 [[noreturn]] void fail(const char* message);
+
+// A thread looks whether another block has done something; other blocks may, before it looks again.
+inline void look() {
+    if (!patient) return;
+    looked = true;
+    yield();
+}
 
 inline void barrier() {
     int generation = barrier_generation;
@@ -127,7 +136,10 @@ DEVICE void load_fresh(float (&v)[4], const float* p) {
     std::memcpy(v, p, 16);
 }
 DEVICE float load_fresh(const float* p) { return *p; }
-DEVICE int load_fresh(const int* p) { return *p; }
+DEVICE int load_fresh(const int* p) {
+    emulator::look();
+    return *p;
+}
 
 DEVICE u32 bits(float v) {
     u32 r;
