@@ -91,8 +91,8 @@ def gemm(c: int, c_stride: int, c_type: str, a: int, b: int, m: int, n: int, k: 
 
 
 class EmulatedDevice:
-    """``order`` 1 runs threads and blocks from the last to the first. So many blocks run ``together``, by turns where they
-    wait for each other. Processes may compile in one ``folder``.
+    """``order`` 1 runs threads and blocks from the last to the first. So many blocks run ``together``, by turns where
+    they wait for each other. Processes may compile in one ``folder``.
 
     ``overlaps``: every kernel starts as early as it may, which is when the last product has let it in: what it reads
     before it waits for the kernels before it is from before that product.
