@@ -41,6 +41,13 @@ struct Stream {
     Segment segment[MAX_SEGMENTS];
 };
 
+// The job that this block works on.
+DEVICE const Job& own_job(const Stream& a) {
+    int j = 0;
+    while (j + 1 < a.jobs && block_x() >= a.job[j + 1].block) ++j;
+    return a.job[j];
+}
+
 // Eight columns in operand order: 0 4 1 5 2 6 3 7.
 DEVICE Word4 operand_order(Word4 v) {
     return {bytes(v.x, v.z, 0x5410), bytes(v.x, v.z, 0x7632), bytes(v.y, v.w, 0x5410), bytes(v.y, v.w, 0x7632)};

@@ -231,8 +231,9 @@ DEVICE void mma(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
 }
 
 // c[n][16 rows x 8] += a[16 x 16] b[16 x 8 N8] for each warp of four, b in shared memory as [k / 8][8 N8 columns][8] bf16,
-// where panel_fetch has put it, `offset` bytes behind panel_at. Products are worked on while others are prepared: a batch of them lies between panel_begin
-// and panel_commit, and until panel_wait says that it is done, its operands stay in their registers and b in its place.
+// where panel_fetch has put it, `offset` bytes behind panel_at. Products are worked on while others are prepared: a batch of
+// them lies between panel_begin and panel_commit, and until panel_wait says that it is done, its operands stay in their
+// registers and b in its place.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define PANELS
 DEVICE void panel_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }

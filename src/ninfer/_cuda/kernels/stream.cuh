@@ -146,13 +146,6 @@ template <int IT, int F> DEVICE void stream(const Stream& a, const Job& job, u8*
     });
 }
 
-// The job that this block works on.
-DEVICE const Job& own_job(const Stream& a) {
-    int j = 0;
-    while (j + 1 < a.jobs && block_x() >= a.job[j + 1].block) ++j;
-    return a.job[j];
-}
-
 // A quarter of the registers, where it costs nothing, is left to blocks of the small kernels around a product: these then
 // wait beside its blocks, and not for their end. Blocks have up to 512 threads.
 constexpr int ALL = 512, LEAVING = 640;

@@ -102,9 +102,7 @@ struct Work {
 template <int N8> DEVICE void wide(const Stream& a) {
     DYNAMIC_SHARED(shared);
     __shared__ float factors[8 * N8];
-    int j = 0;
-    while (j + 1 < a.jobs && block_x() >= a.job[j + 1].block) ++j;
-    const Job& job = a.job[j];
+    const Job& job = own_job(a);
     const int warps = threads() / 32, warp = from_lane(thread() / 32, 0), lane = thread() % 32;
     const int format = (int)job.format, bytes = (int)job.stage, stages = (int)a.stages, chunks = (int)job.chunks;
     const int room = (int)job.width * 16 * N8;
