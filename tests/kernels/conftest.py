@@ -37,10 +37,10 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture
 def device(opened: Any) -> Iterator[Any]:
-    """A test may lower ``shared_limit`` and change the emulator's ``order`` and ``together``."""
-    limit = opened.shared_limit
+    """A test may lower ``shared_limit``, change ``pairs`` and the emulator's ``order`` and ``together``."""
+    limit, pairs = opened.shared_limit, opened.pairs
     yield opened
-    opened.shared_limit, opened.order, opened.together = limit, 0, 1
+    opened.shared_limit, opened.pairs, opened.order, opened.together = limit, pairs, 0, 1
 
 
 @pytest.fixture

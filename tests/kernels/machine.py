@@ -102,6 +102,7 @@ class EmulatedDevice:
     name = "emulated"
     activation = "bf16"
     multiprocessors = 3
+    pairs = 1000
 
     def __init__(self, folder: Path) -> None:
         from ninfer._cuda.ops import CudaOps
@@ -189,11 +190,12 @@ class EmulatedDevice:
         (packed,) = args
         dims = (*((grid,) if isinstance(grid, int) else grid), 1, 1)[:3]
         assert block % 32 == 0
+        together = max(self.together, 2 if hasattr(library, f"{symbol}_of_pairs") else 1)
         before = self._go_back(library, symbol) if self.overlaps else None
         library.emulator_launch.restype = ctypes.c_char_p
         error = library.emulator_launch(
             ctypes.cast(getattr(library, symbol), ctypes.c_void_p), (ctypes.c_int * 3)(*dims), block, shared, packed,
-            self.order, self.together,
+            self.order, together,
         )  # fmt: skip
         assert error is None, f"{symbol}: {error.decode()}"
         if before is not None:

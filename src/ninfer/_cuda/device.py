@@ -90,6 +90,8 @@ class CudaDevice:
         self.name = f"cuda:{index} ({name})"
         self.arch = compiler.architecture(self.capability)
         self.multiprocessors: int = facts["multiProcessorCount"]
+        self.pairs = self.multiprocessors // 2 if self.capability >= (9, 0) else 0
+        """Pairs of blocks that reach each other's shared memory, as many as find a multiprocessor for each block."""
         self.shared_limit: int = facts["sharedMemPerBlockOptin"]
         self.asked: Counter[str] = Counter()
         """How often each kernel was asked for, by module and symbol."""

@@ -51,8 +51,9 @@ class DeltaNet:
         group = 4 if _chunk_shared(4, ratio) <= limit else 2
         words = _words(out, inputs, state, record, rows, shape, eps, room, tickets, group, left)
         if rows.W <= FEW:
-            name, symbol, shared = _step(rows.W, shape, record is not None)
-            self._launch(name, symbol, (shape.nv, rows.B), 256, words, shared)
+            pairs = record is not None and rows.B * shape.nv <= self._device.pairs
+            name, symbol, blocks, shared = _step(rows.W, shape, record is not None, pairs)
+            self._launch(name, symbol, (shape.nv * blocks, rows.B), 256, words, shared)
             return
         chunks, slices = -(-rows.W // CHUNK), -(-shape.dv // SLICE)
         grid = (shape.nk, chunks, rows.B)
@@ -92,14 +93,17 @@ class DeltaNet:
         self._device.launch(function, grid, block, words, shared=shared, dependent=True)
 
 
-def _step(columns: int, shape: GdnShape, recorded: bool) -> tuple[str, str, int]:
-    """The kernel of a few columns: its module, its name and its shared memory, where a head's state is."""
+def _step(columns: int, shape: GdnShape, recorded: bool, pairs: bool) -> tuple[str, str, int, int]:
+    """The kernel of a few columns: its module, its name, the blocks of a head, and their shared memory."""
     if columns == 1:
-        return "gdn_one", f"gdn_one{_odd(shape)}", 4 * (FEATURES * (FEATURES + 2 * _WARPS + 2) + 2 * shape.dv + 4)
-    words = FEATURES * FEATURES + 2 * FEW_AT_ONCE * (FEATURES + 8) + FEW_AT_ONCE * (_WARPS + 2 * FEW_AT_ONCE + 6)
+        return "gdn_one", f"gdn_one{_odd(shape)}", 1, 4 * (FEATURES * (FEATURES + 2 * _WARPS + 2) + 2 * shape.dv + 4)
+    words = FEW_AT_ONCE * (2 * (FEATURES + 8) + 3 * _WARPS + 2 * FEW_AT_ONCE + 6)
+    if pairs and columns <= FEW_AT_ONCE:
+        return "gdn_few", "gdn_few_pair", 2, 4 * (words + (FEATURES - 16) * FEATURES // 2)
+    words += FEATURES * FEATURES
     if not recorded or columns > FEW_AT_ONCE:  # keys, that the state is updated with
         words += FEATURES * FEW_AT_ONCE
-    return "gdn_few", "gdn_few", 4 * words
+    return "gdn_few", "gdn_few", 1, 4 * words
 
 
 def _chunk_shared(group: int, ratio: int) -> int:

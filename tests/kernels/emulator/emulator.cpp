@@ -68,7 +68,7 @@ static void prepare(Fiber& f) {
     for (int i = 3; i <= 8; ++i) words[-i] = nullptr;
     f.stack_pointer = words - 8;
     f.done = f.waited = false;
-    f.parity = 0;
+    f.parity = f.arrivals = 0;
     f.open.clear();
     f.groups.clear();
 }
@@ -120,6 +120,17 @@ struct Block {
 };
 
 static std::vector<std::unique_ptr<Block>> places;  // stacks are kept from launch to launch
+static std::vector<std::unique_ptr<Block>> running;
+static std::vector<long> arrivals;  // at the barriers of pairs, of each block of a launch
+
+static long own_block() { return block[0] + (long)grid[0] * (block[1] + (long)grid[1] * block[2]); }
+long pair_arrivals(int other) { return arrivals[own_block() ^ other]; }
+void pair_arrived() { ++arrivals[own_block()], ++events; }
+u8* other_shared() {
+    for (auto& b : running)  // the one of them that runs has no shared memory of its own meanwhile
+        if (b->shared && (b->at[0] ^ 1) == block[0] && b->at[1] == block[1] && b->at[2] == block[2] && pair_arrivals(1)) return b->shared;
+    return nullptr;
+}
 
 // Go on with the block that runs until it has ended (no thread is left alive) or only looks for others.
 static const char* run_block(bool backwards, int& alive) {
@@ -168,8 +179,9 @@ extern "C" const char* emulator_launch(void (*kernel)(const void*), const int* g
     patient = together > 1;
     std::memcpy(emulator::grid, grid, 12);
     const long blocks = (long)grid[0] * grid[1] * grid[2];
-    std::vector<std::unique_ptr<Block>> running;
-    long next = 0;
+    running.clear();
+    arrivals.assign(blocks, 0);
+    long next = 0, idle = 0;
     while (next < blocks || !running.empty()) {
         if (next < blocks && (int)running.size() < together) {
             if (places.empty()) places.push_back(std::make_unique<Block>());
@@ -181,6 +193,7 @@ extern "C" const char* emulator_launch(void (*kernel)(const void*), const int* g
             if (!predecessors_ended) go_back();
             running.front().swap(running.back());  // the newest first
         }
+        const long before = events;
         for (size_t i = 0; i < running.size();) {
             Block& b = *running[i];
             b.exchange();
@@ -199,6 +212,8 @@ extern "C" const char* emulator_launch(void (*kernel)(const void*), const int* g
             running.erase(running.begin() + i);
             if (next < blocks) break;
         }
+        if (events != before) idle = 0;
+        else if (++idle > 100000) return "blocks wait for others that never come";
     }
     return nullptr;
 }

@@ -20,6 +20,10 @@ using u64 = unsigned long long;
 using i64 = long long;
 
 #define KERNEL(name, Args, threads, blocks) extern "C" void name(const Args& a)
+#define BLOCK_PAIRS 1
+#define KERNEL_OF_PAIRS(name, Args, threads, blocks) \
+    extern "C" const int name##_of_pairs = 1;        \
+    extern "C" void name(const Args& a)
 #define DEVICE inline
 #define DEVICE_CALL inline
 #define DYNAMIC_SHARED(name) u8* name = emulator::dynamic_shared
@@ -48,7 +52,7 @@ struct Fiber {
     void* stack_pointer = nullptr;
     std::vector<u8> stack;
     bool done = false, waited = false;
-    int parity = 0;
+    int parity = 0, arrivals = 0;  // arrivals: at the barrier of a pair
     std::vector<Copy> open;
     std::vector<std::vector<Copy>> groups;
 };
@@ -71,6 +75,11 @@ inline void look() {
     looked = true;
     yield();
 }
+
+// The pair's other block: its shared memory, if it has begun and not ended; threads of either that have arrived, in all.
+u8* other_shared();
+long pair_arrivals(int other);
+void pair_arrived();
 
 inline void barrier() {
     int generation = barrier_generation;
@@ -122,6 +131,20 @@ DEVICE int grid_x() { return emulator::grid[0]; }
 DEVICE void sync() { emulator::barrier(); }
 DEVICE void sync_warp() { emulator::exchange(nullptr, 0); }
 DEVICE void fence() {}
+DEVICE void pair_arrive() {
+    ++emulator::fibers[thread()].arrivals;
+    emulator::pair_arrived();
+}
+DEVICE void pair_wait() {
+    const long wanted = (long)emulator::fibers[thread()].arrivals * threads();
+    while (emulator::pair_arrivals(0) < wanted) emulator::yield();
+    while (emulator::pair_arrivals(1) < wanted) emulator::look();
+}
+DEVICE void store_other(float* p, float v) {
+    u8* other = emulator::other_shared();
+    if (!other) emulator::fail("a write into a block that is not there");
+    std::memcpy(other + ((u8*)p - emulator::dynamic_shared), &v, 4);
+}
 DEVICE int atomic_add(int* p, int v) {
     int old = *p;
     *p += v;
@@ -226,7 +249,8 @@ DEVICE void copy4(void* dst, const void* src, int valid) {
     emulator::fibers[thread()].open.push_back({dst, src, 4, valid});
 }
 DEVICE void copy16_if(void* dst, const void* src, bool inside) { copy16(dst, inside ? src : (void*)0, inside ? 16 : 0); }
-DEVICE void copy16_once(void* dst, const void* src, bool inside) { copy16_if(dst, src, inside); }
+DEVICE void copy16_once(void* dst, const void* src, int valid) { copy16(dst, src, valid); }
+DEVICE void copy16_once_if(void* dst, const void* src, bool inside) { copy16_if(dst, src, inside); }
 DEVICE void copies_commit() {
     auto& f = emulator::fibers[thread()];
     f.groups.push_back(std::move(f.open));

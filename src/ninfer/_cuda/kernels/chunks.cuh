@@ -77,22 +77,22 @@ struct Source {
         u8* to = stage + row * C::row + 16 * (lane % pieces ^ C::swizzle(row));
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            copy16_once(to + 8 * h * C::row, code[h], 16 * (lane % pieces) < left);
+            copy16_once_if(to + 8 * h * C::row, code[h], 16 * (lane % pieces) < left);
 #pragma unroll
             for (int i = 0; i < more; ++i) {
                 const int at = (8 * h + step * (i + 1)) * C::row;
-                copy16_once(to + at, code[h] + next[h][i], 16 * (lane % pieces) < left);
+                copy16_once_if(to + at, code[h] + next[h][i], 16 * (lane % pieces) < left);
             }
             code[h] += C::row;
         }
         if constexpr (F == Q5) {
-            copy16_once(stage + C::high_offset + 32 * (lane / 2) + 16 * (lane % 2 ^ C::high_swizzle(lane / 2)), high[0], 64 * (lane % 2) < left);
+            copy16_once_if(stage + C::high_offset + 32 * (lane / 2) + 16 * (lane % 2 ^ C::high_swizzle(lane / 2)), high[0], 64 * (lane % 2) < left);
             high[0] += 32;
         }
         if constexpr (F == Q6) {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                copy16_once(stage + C::high_offset + 64 * (8 * h + lane / 4) + 16 * (lane % 4 ^ C::high_swizzle(lane / 4)), high[h], 32 * (lane % 4) < left);
+                copy16_once_if(stage + C::high_offset + 64 * (8 * h + lane / 4) + 16 * (lane % 4 ^ C::high_swizzle(lane / 4)), high[h], 32 * (lane % 4) < left);
                 high[h] += 64;
             }
         }

@@ -84,7 +84,7 @@ template <bool VECTORS> DEVICE void one(const Gdn& a) {
     // A thread convolves two channels of this head's q, k, v, one after another.
     Channel mine[2];
     if (given) {
-        load_state<VECTORS>(room, a.start[b] == 0 ? nullptr : state_of(a, a.read[b], head), dk, dv);
+        load_state<VECTORS>(room, a.start[b] == 0 ? nullptr : state_of(a, a.read[b], head), dk, dv, dv);
 #pragma unroll
         for (int i = 0; i < 2; ++i) mine[i].begin(a, head, key, b, thread() + i * threads());
     }

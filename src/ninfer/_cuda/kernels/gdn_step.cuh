@@ -7,17 +7,19 @@ constexpr int WARPS = 8, ROWS = DK / WARPS, WIDE = 128;  // of a block; rows of 
 // Where a column of row r of a state is, so that tiles meet every bank once. Quads stay together.
 DEVICE int state_column(int r, int column) { return column ^ r / 2 % 4 * 8; }
 
-// A head's state into shared memory [DK][WIDE], on its way until copies_wait<0>, with zeros beyond it or without one.
-template <bool VECTORS, bool TILES = false> DEVICE void load_state(float* room, const float* state, int dk, int dv) {
-    const int first = thread() / 32 * ROWS, column = thread() % 32 * 4, rows = column < dv ? maximum(0, minimum(ROWS, dk - first)) : 0;
+// HEIGHT rows of a head's state, `width` columns, into shared memory [HEIGHT][OWN], on their way until copies_wait<0>, with zeros
+// beyond them or without one; the state has rows of dv.
+template <bool VECTORS, bool TILES = false, int OWN = WIDE, int HEIGHT = DK> DEVICE void load_state(float* room, const float* state, int dk, int dv, int width) {
+    constexpr int quads = OWN / 4, height = HEIGHT * quads / (32 * WARPS);
+    const int first = thread() / quads * height, column = thread() % quads * 4, rows = column < width ? maximum(0, minimum(height, dk - first)) : 0;
 #pragma unroll 4
-    for (int r = 0; r < ROWS; ++r) {
+    for (int r = 0; r < height; ++r) {
         const float* row = state + (i64)(first + r) * dv;
-        float* to = room + (first + r) * WIDE + (TILES ? state_column(first + r, column) : column);
+        float* to = room + (first + r) * OWN + (TILES ? state_column(first + r, column) : column);
         if (VECTORS && state && r < rows) copy16(to, row + column, 16);
         else {
             float x[4] = {0, 0, 0, 0};
-            if (state && r < rows) load_quad<VECTORS>(x, row, column, dv);
+            if (state && r < rows) load_quad<VECTORS>(x, row, column, width);
             store4(to, x);
         }
     }

@@ -14,6 +14,12 @@ using i64 = long long;
 
 #define KERNEL(name, Args, threads, blocks) \
     extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Args a)
+// Blocks 2 i and 2 i + 1 run together, where there are such pairs.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define BLOCK_PAIRS 1
+#define KERNEL_OF_PAIRS(name, Args, threads, blocks) \
+    extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(threads, blocks) name(const __grid_constant__ Args a)
+#endif
 #define DEVICE __device__ __forceinline__
 #define DEVICE_CALL __device__ __noinline__
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(128) u8 name[]
@@ -33,6 +39,31 @@ DEVICE float shuffle_xor(float v, int mask) { return __shfl_xor_sync(~0u, v, mas
 DEVICE int from_lane(int v, int lane) { return __shfl_sync(~0u, v, lane); }
 DEVICE u64 shuffle_xor(u64 v, int mask) { return __shfl_xor_sync(~0u, v, mask); }
 DEVICE bool any_lane(bool v) { return __any_sync(~0u, v); }
+
+// -- pairs of blocks
+//
+// A block may write into the other's shared memory when both have begun, and look at what was written there when both have
+// said so; neither ends before.
+DEVICE void pair_arrive() {
+#if BLOCK_PAIRS
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+DEVICE void pair_wait() {
+#if BLOCK_PAIRS
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+// To where p is in the other block's shared memory.
+DEVICE void store_other(float* p, float v) {
+#if BLOCK_PAIRS
+    u32 rank, other;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(other) : "r"((u32)__cvta_generic_to_shared(p)), "r"(rank ^ 1));
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(other), "f"(v) : "memory");
+#endif
+}
 
 // -- kernels that overlap
 //
@@ -178,15 +209,28 @@ DEVICE void copy16_if(void* dst, const void* src, bool inside) {
         : "memory");
 }
 
-// The same of what is not read again for long: the second-level cache gives it up first, and keeps what comes by more often,
+// Both of what is not read again for long: the second-level cache gives it up first, and keeps what comes by more often,
 // code among it. Older compilers make an instruction of it that Hopper refuses.
-DEVICE void copy16_once(void* dst, const void* src, bool inside) {
 #if __CUDA_ARCH__ == 900 && (__CUDACC_VER_MAJOR__ > 13 || __CUDACC_VER_MAJOR__ == 13 && __CUDACC_VER_MINOR__ >= 5)
-    constexpr u64 evict_first = 0x12F0000000000000;
+#define FIRST_GIVEN_UP 0x12F0000000000000ull
+#endif
+
+DEVICE void copy16_once(void* dst, const void* src, int valid) {
+#ifdef FIRST_GIVEN_UP
+    asm volatile(
+        "cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(shared_address(dst)), "l"(src), "r"(valid), "l"(FIRST_GIVEN_UP)
+        : "memory");
+#else
+    copy16(dst, src, valid);
+#endif
+}
+
+DEVICE void copy16_once_if(void* dst, const void* src, bool inside) {
+#ifdef FIRST_GIVEN_UP
     asm volatile(
         "{\n\t.reg .pred out;\n\tsetp.eq.u32 out, %2, 0;\n\tcp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, out, %3;\n\t}" ::"r"(
             shared_address(dst)),
-        "l"(src), "r"((u32)inside), "l"(evict_first)
+        "l"(src), "r"((u32)inside), "l"(FIRST_GIVEN_UP)
         : "memory");
 #else
     copy16_if(dst, src, inside);

@@ -95,7 +95,7 @@ template <int F> DEVICE void load_chunk(u8* stage, const Rows16 (&tile)[2], int 
         const int offset = begin + 16 * piece, valid = maximum(0, minimum(16, (int)s.row_bytes - offset));
         u8* target = stage + row * T::row + 16 * (piece ^ T::swizzle(row));
         if (T::element == 1 && F != FP8 || s.vectors) {
-            copy16(target, valid ? source + offset : s.codes, valid);
+            copy16_once(target, valid ? source + offset : s.codes, valid);
         } else {
             for (int e = 0; e < 16; e += T::element)
                 for (int b = 0; b < T::element; ++b) target[e + b] = e < valid ? source[offset + e + b] : (u8)0;
@@ -109,7 +109,7 @@ template <int F> DEVICE void load_chunk(u8* stage, const Rows16 (&tile)[2], int 
             const Rows16 r = row < 16 ? tile[0] : tile[1];
             const Segment& s = *r.segment;
             const u8* source = s.high + (i64)(r.row + minimum(row % 16, r.count - 1)) * s.high_bytes;
-            copy16(stage + T::high_offset + row * T::high + 16 * piece, source + k / 128 * T::high + 16 * piece, 16);
+            copy16_once(stage + T::high_offset + row * T::high + 16 * piece, source + k / 128 * T::high + 16 * piece, 16);
         }
     }
     if constexpr (T::scale > 0) {
