@@ -102,7 +102,7 @@ def test_rounds_that_adapt(plain, backend) -> None:
         hot = ninfer.SamplingParams(temperature=30.0, top_k=0)  # a named seed would always get all drafts
         for result in engine.generate(chats(True)[:3], max_tokens=80, sampling=hot, ignore_eos=True):
             assert result.error is None
-            assert result.speculation.rounds < 40
+            assert result.speculation.drafted < 80 * 7 / 2  # one that costs next to nothing is made for long
 
 
 def test_constrained_answers_are_valid(drafting) -> None:

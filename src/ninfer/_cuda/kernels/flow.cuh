@@ -32,8 +32,8 @@ struct TileRows {
     }
 };
 
-// A lane's part of what a warp copies: the next chunk of a tile.
-template <int F> struct Feed {
+// A lane's part of what a warp copies: the next chunk of a tile. once: the cache gives it up first.
+template <int F, bool once> struct Feed {
     using C = Chunk<F>;
     static constexpr int pieces = C::row / 16, step = 32 / pieces, loads = 16 / step;  // of a row; rows at once; of a chunk
     static constexpr int planes = F == Q5 ? 1 : F == Q6 ? 2 : 0;
@@ -68,12 +68,16 @@ template <int F> struct Feed {
     // Start copying, and go on to the chunk after it.
     DEVICE void copy(u8* stage, int lane) {
         const bool inside = 16 * (lane % pieces) < left;
+        auto copy = [](u8* to, const u8* from, bool inside) {
+            if constexpr (once) copy16_once_if(to, from, inside);
+            else copy16_if(to, from, inside);
+        };
 #pragma unroll
-        for (int i = 0; i < loads; ++i) copy16_once_if(stage + to + step * i * C::row, code[i], inside), code[i] += C::row;
-        if constexpr (F == Q5) copy16_once_if(stage + to_high, high[0], 64 * (lane % 2) < left), high[0] += 32;
+        for (int i = 0; i < loads; ++i) copy(stage + to + step * i * C::row, code[i], inside), code[i] += C::row;
+        if constexpr (F == Q5) copy(stage + to_high, high[0], 64 * (lane % 2) < left), high[0] += 32;
         if constexpr (F == Q6)
 #pragma unroll
-            for (int h = 0; h < 2; ++h) copy16_once_if(stage + to_high + 512 * h, high[h], 32 * (lane % 4) < left), high[h] += 64;
+            for (int h = 0; h < 2; ++h) copy(stage + to_high + 512 * h, high[h], 32 * (lane % 4) < left), high[h] += 64;
         if constexpr (F == NVFP4) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) copy4(stage + to_scale + 8 * i, scale + 1024 * i, 32 * (2 * i + lane / 16) < left ? 4 : 0);
@@ -105,9 +109,9 @@ struct Share {
 };
 
 // The chunks of a warp's run on their way through its ring in shared memory.
-template <int F> struct Flow {
+template <int F, bool once = true> struct Flow {
     static constexpr int bytes = Chunk<F>::bytes;
-    Feed<F> feed;
+    Feed<F, once> feed;
     u8* ring;
     int next, end, tile, chunk, slot = 0, size;
     bool inside = false;  // the feed is where the next chunk is

@@ -129,7 +129,7 @@ template <int F> DEVICE void single(const Stream& a, const Job& job, u8* shared)
     Column column(a, c, (u8*)(sums + 64 * warps));
     u8* rings = column.raw + column.bytes();
 
-    Flow<F> flow(s, rings + here(warp * stages * bytes), stages, warp, lane);
+    Flow<F, coded> flow(s, rings + here(warp * stages * bytes), stages, warp, lane);  // giving up bytes first costs whole passes 2 %
     column.ask_norm();
 #pragma unroll 1
     for (int i = 1; i < 3; ++i) flow.fetch(a, job, s, lane);

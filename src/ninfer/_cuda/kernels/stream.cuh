@@ -27,8 +27,8 @@ template <int F> struct PlacesOf<F, false> { using type = NoPlaces<F>; };
 
 // A warp's run. The sums of a tile go to settle(tile, sums), or, of one it shares with other warps, to leave(head, sums); head:
 // the run begins inside the tile and holds its end.
-template <int IT, int F, class Settle, class Leave>
-DEVICE void multiply_run(const Stream& a, const Job& job, const Share& s, const Columns& c, Flow<F>& flow, int begin, int stages, Settle settle, Leave leave) {
+template <int IT, int F, bool once, class Settle, class Leave>
+DEVICE void multiply_run(const Stream& a, const Job& job, const Share& s, const Columns& c, Flow<F, once>& flow, int begin, int stages, Settle settle, Leave leave) {
     constexpr int NT = (IT + 1) / 2, width = Chunk<F>::columns, bytes = Chunk<F>::bytes;
     constexpr bool coded = is_coded(F);
     const int lane = thread() % 32, columns = (int)a.columns;
