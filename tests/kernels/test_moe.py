@@ -11,7 +11,9 @@ from ops.harness import Lab, bf16
 from ops.test_moe import EPS, bank_of, norm1, silu
 
 
-@pytest.mark.parametrize(("T", "E", "k", "H"), [(1, 5, 2, 24), (9, 12, 3, 96), (33, 40, 8, 64), (140, 6, 1, 16)])
+@pytest.mark.parametrize(
+    ("T", "E", "k", "H"), [(1, 5, 2, 24), (9, 12, 3, 96), (33, 40, 8, 64), (140, 6, 1, 16), (5, 600, 40, 16)]
+)
 def test_route(device: Any, rng: np.random.Generator, T: int, E: int, k: int, H: int) -> None:
     lab = Lab(device)
     router, r = lab.matrix("bf16", rng.normal(size=(E, H)))

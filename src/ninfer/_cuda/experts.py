@@ -51,7 +51,7 @@ class Experts:
                 ids.slice(begin, end), weights.slice(begin, end), shared.slice(begin, end), logits, scores, count,
                 router.rows, k,
             )  # fmt: skip
-            self._launch("route", -(-count // 4), 128, words, 0)
+            self._launch("route", -(-count // 4), 128, words, 16 * (router.rows + k))
 
     def swiglu(self, out: CudaBuffer, u: CudaBuffer, ids: CudaBuffer, bank: Bank) -> None:
         tables = self._tables(bank)

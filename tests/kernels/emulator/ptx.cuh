@@ -188,6 +188,12 @@ DEVICE u64 shuffle_xor(u64 v, int mask) {
     return all[thread() % 32 ^ mask][0] | (u64)all[thread() % 32 ^ mask][1] << 32;
 }
 
+DEVICE u32 most_of_lanes(u32 v) {
+    auto all = emulator::exchange(&v, 1);
+    for (int i = 0; i < 32; ++i) v = all[i][0] > v ? all[i][0] : v;
+    return v;
+}
+DEVICE u32 least_of_lanes(u32 v) { return ~most_of_lanes(~v); }
 DEVICE bool any_lane(bool v) {
     u32 w = v;
     auto all = emulator::exchange(&w, 1);

@@ -10,41 +10,42 @@ struct Route {
     i64 tokens, experts, k;
 };
 
-// A number that orders as the float does, ties to the lower id.
-DEVICE u64 rank(float v, int id) {
+// A number that orders as the float does, and back; no float is 0.
+DEVICE u32 ordinal(float v) {
     const u32 b = bits(v + 0.0f);
-    return (u64)(b >> 31 ? ~b : b | 0x80000000u) << 32 | (0xFFFFFFFFu - id);
+    return b >> 31 ? ~b : b | 0x80000000u;
 }
+DEVICE float from_ordinal(u32 v) { return from_bits(v >> 31 ? v & 0x7FFFFFFFu : ~v); }
 
-// A warp a token.
+// A warp a token; of equal logits the lower id comes first.
 KERNEL(route, Route, 128, 1) {
+    DYNAMIC_SHARED(shared);
     after_predecessors();
-    const int token = block_x() * 4 + thread() / 32, lane = thread() % 32;
+    const int token = block_x() * 4 + thread() / 32, lane = thread() % 32, experts = (int)a.experts, k = (int)a.k;
     if (token >= a.tokens) return;
-    const float* logits = a.logits + token * a.experts;
-    u64 below = ~0ull;
-    float top = 0, total = 0;
-    for (int i = 0; i < a.k; ++i) {
-        u64 best = 0;
-        for (int e = lane; e < a.experts; e += 32) {
-            const u64 r = rank(logits[e], e);
-            if (r < below && r > best) best = r;
-        }
-#pragma unroll
-        for (int mask = 16; mask; mask >>= 1) {
-            const u64 other = shuffle_xor(best, mask);
-            best = other > best ? other : best;
-        }
-        below = best;
-        const int id = (int)(0xFFFFFFFFu - (u32)best);
-        const float logit = logits[id];
+    u32* left = (u32*)shared + thread() / 32 * (experts + k);  // what a lane has of them is its own
+    float *parts = (float*)(left + experts), top = 0, total = 0;
+    const float score = a.score[token];
+#pragma unroll 8
+    for (int e = lane; e < experts; e += 32) left[e] = ordinal(a.logits[token * a.experts + e]);
+#pragma unroll 1
+    for (int i = 0; i < k; ++i) {
+        u32 best = 0, id = ~0u;
+#pragma unroll 8
+        for (int e = lane; e < experts; e += 32)
+            if (left[e] > best) best = left[e], id = e;
+        const u32 most = most_of_lanes(best);
+        id = least_of_lanes(best == most ? id : experts - 1);  // the last, where no logit is a number
+        const float logit = from_ordinal(most);
         if (i == 0) top = logit;
-        total += expf(logit - top);
-        if (lane == 0) a.ids[token * a.k + i] = id;
+        const float part = expf(logit - top);
+        total += part;
+        if (lane == id % 32) left[id] = 0;
+        if (lane == 0) a.ids[token * a.k + i] = id, parts[i] = part;
     }
     sync_warp();
-    for (int i = lane; i < a.k; i += 32) a.weights[token * a.k + i] = expf(logits[a.ids[token * a.k + i]] - top) / total;
-    if (lane == 0) a.shared[token] = sigmoid(a.score[token]);
+    for (int i = lane; i < k; i += 32) a.weights[token * a.k + i] = parts[i] / total;
+    if (lane == 0) a.shared[token] = sigmoid(score);
 }
 
 struct Experts {
