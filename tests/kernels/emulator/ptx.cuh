@@ -182,11 +182,6 @@ DEVICE int from_lane(int v, int lane) {
     u32 w = (u32)v;
     return (int)emulator::exchange(&w, 1)[lane][0];
 }
-DEVICE u64 shuffle_xor(u64 v, int mask) {
-    u32 w[2] = {(u32)v, (u32)(v >> 32)};
-    auto all = emulator::exchange(w, 2);
-    return all[thread() % 32 ^ mask][0] | (u64)all[thread() % 32 ^ mask][1] << 32;
-}
 
 DEVICE u32 most_of_lanes(u32 v) {
     auto all = emulator::exchange(&v, 1);

@@ -38,7 +38,7 @@ template <int OWN> struct Room {
     float* values;   // [N][OWN], then the deltas, where queries and keys have been
     float* pairs;    // [2][N][N]: L_tj (k_j . q_t) for j <= t, beta_t L_tj (k_j . k_t) for j < t
     float* squares;  // [WARPS][N]
-    float* totals;   // [DV / 8][N], of a head's features, eight at a time
+    float* totals;   // [WIDE / 8][N], of a head's features, eight at a time
     float* gates;    // [6][N]: log decay, beta, decay up to and after a column, factors of its query and its key
     float* keys;     // [DK][N] as they are, where the state is updated here
 

@@ -37,7 +37,6 @@ DEVICE void fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 DEVICE int atomic_add(int* p, int v) { return atomicAdd(p, v); }
 DEVICE float shuffle_xor(float v, int mask) { return __shfl_xor_sync(~0u, v, mask); }
 DEVICE int from_lane(int v, int lane) { return __shfl_sync(~0u, v, lane); }
-DEVICE u64 shuffle_xor(u64 v, int mask) { return __shfl_xor_sync(~0u, v, mask); }
 DEVICE bool any_lane(bool v) { return __any_sync(~0u, v); }
 DEVICE u32 most_of_lanes(u32 v) { return __reduce_max_sync(~0u, v); }
 DEVICE u32 least_of_lanes(u32 v) { return __reduce_min_sync(~0u, v); }
