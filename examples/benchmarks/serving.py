@@ -143,7 +143,7 @@ def main() -> None:
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         port = listening.getsockname()[1]
         began = time.perf_counter()
-        server = uvicorn.Server(uvicorn.Config(create_app(engine), log_config=None))
+        server = uvicorn.Server(uvicorn.Config(create_app(engine), log_config=None, timeout_keep_alive=75))
         serving = asyncio.run_coroutine_threadsafe(server.serve([listening]), loop.loop)
         while not _ready(port):
             time.sleep(0.002)

@@ -74,7 +74,9 @@ def serving(engine: Engine, drain: int = 5, **options: Any) -> Iterator[Server]:
     listening = socket.create_server(("127.0.0.1", 0))
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)  # a client that stalls is felt soon
-    config = uvicorn.Config(create_app(engine, **options), log_config=None, timeout_graceful_shutdown=drain)
+    config = uvicorn.Config(
+        create_app(engine, **options), log_config=None, timeout_graceful_shutdown=drain, timeout_keep_alive=75
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=asyncio.run, args=(server.serve([listening]),), daemon=True)
     thread.start()

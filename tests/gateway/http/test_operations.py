@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import socket
@@ -20,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ninfer import Engine
 from ninfer.errors import InvalidRequest
+from ninfer.gateway.cli import main, parser
 from ninfer.gateway.cli.serve import _listen
 from ninfer.gateway.http import ServerOptions, create_app
 
@@ -319,6 +321,37 @@ def test_the_command_serves_and_lets_answers_finish():
         started.stderr.close()
 
 
+def test_a_connection_is_kept_as_long_as_the_command_says():
+    """Clients and balancers keep an unused one for up to a minute: the server must not be the first to close it."""
+    assert parser().parse_args(["serve", "a.ninfer"]).keep_alive_timeout > 60
+    started, url = command("--keep-alive-timeout", "1", "--no-warm-up")
+    try:
+        address = httpx2.URL(url)
+        with socket.create_connection((address.host, address.port)) as client:
+            client.settimeout(20)
+            client.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+            answered = time.monotonic()
+            while client.recv(1 << 16):
+                pass
+            assert time.monotonic() - answered > 0.9
+    finally:
+        started.kill()
+        started.stderr.close()
+
+
+@pytest.mark.parametrize("option", ["--keep-alive-timeout=0", "--drain-timeout=-1", "--stall-timeout=0"])
+def test_times_of_the_command_are_positive(option, capsys):
+    assert main(["serve", "missing.ninfer", "--port", "0", option]) == 2
+    assert option[2:].split("=")[0].replace("-", "_") in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("seconds", "kept"), [(5.0, 5000), (math.inf, 2**31 - 1), (1e-9, 1)])
+def test_a_connection_ends_when_its_peer_takes_nothing(seconds, kept):
+    with _listen("127.0.0.1", 0, seconds) as listening:
+        assert listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == kept
+
+
 def test_connections_send_at_once():
     """Otherwise the second chunk of a stream waits for the first one to be confirmed, which takes 40 ms."""
     with _listen("127.0.0.1", 0, 5.0) as listening, socket.create_connection(listening.getsockname()):
@@ -329,8 +362,6 @@ def test_connections_send_at_once():
 
 
 def test_a_port_in_use(server, capsys):
-    from ninfer.gateway.cli import main
-
     assert main(["serve", str(TINY), "--port", str(server.port)]) == 1
     assert "in use" in capsys.readouterr().err
     assert main(["serve", str(TINY), "--port", "70000"]) == 2

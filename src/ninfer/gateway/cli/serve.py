@@ -37,6 +37,10 @@ def add_commands(commands: Any) -> None:
     g.add_argument(
         "--stall-timeout", type=float, default=60.0, metavar="S", help="for a client to take what is sent; default: 60"
     )
+    # Longer than clients (5 s) and balancers (60 s) keep one: whoever closes first loses no request that is on its way.
+    g.add_argument(
+        "--keep-alive-timeout", type=int, default=75, metavar="S", help="for a connection to be used again; default: 75"
+    )
     g.add_argument(
         "--drain-timeout", type=int, default=30, metavar="S", help="for running answers when told to end; default: 30"
     )
@@ -81,6 +85,9 @@ def serve(arguments: argparse.Namespace) -> int:
         warm_up=not arguments.no_warm_up,
         playground=not arguments.no_playground,
     )
+    for name, least in (("keep_alive_timeout", 1), ("drain_timeout", 0)):
+        if getattr(arguments, name) < least:
+            raise InvalidRequest(f"expected at least {least}, got {getattr(arguments, name)}", field=name)
     with _listen(arguments.host, arguments.port, arguments.stall_timeout) as listening:
         chosen = engine_options(
             arguments,
@@ -100,6 +107,7 @@ def serve(arguments: argparse.Namespace) -> int:
                 create_app(engine, options),
                 log_config=None,
                 access_log=False,
+                timeout_keep_alive=arguments.keep_alive_timeout,
                 timeout_graceful_shutdown=arguments.drain_timeout,
             )
             with _ending_quietly():
@@ -119,7 +127,8 @@ def _listen(host: str, port: int, stall_timeout: float) -> socket.socket:
         raise OSError(error.errno, error.strerror, f"{host}:{port}") from None
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # event loops see to it for their own sockets only
     if hasattr(socket, "TCP_USER_TIMEOUT"):
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stall_timeout * 1000))
+        milliseconds = int(min(max(stall_timeout * 1000, 1), 2**31 - 1))  # 0 would be the system's own choice
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
     return listening
 
 
