@@ -31,7 +31,7 @@ def embedded():
     names = {}
     exec(compile(code.replace("model.ninfer", str(TINY)), PAGE, "exec"), names)
     listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(names["app"], log_config=None))
+    server = uvicorn.Server(uvicorn.Config(names["app"], log_config=None, timeout_keep_alive=75))
     thread = threading.Thread(target=asyncio.run, args=(server.serve([listening]),), daemon=True)
     thread.start()
     with httpx2.Client(base_url=f"http://127.0.0.1:{listening.getsockname()[1]}", timeout=60) as client:
