@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from pathlib import Path
@@ -156,6 +157,20 @@ def test_diagnostics_of_a_kernel_that_does_not_compile(monkeypatch: pytest.Monke
     assert compiler.cuda_source("whole", ("N=3",)).path("sm_80") != compiler.cuda_source("whole", ("N=4",)).path(
         "sm_80"
     )
+
+
+@pytest.mark.usefixtures("compilers")
+def test_a_gpu_that_the_compiler_does_not_know() -> None:
+    with pytest.raises(DeviceError, match=r"nvrtc 1\d\.\d compiles for sm_\d+ to sm_\d+, not sm_990: install ninfer"):
+        compiler.cubin(compiler.cuda_source("sweep"), "sm_990")
+
+
+def test_what_a_discarded_branch_would_swallow() -> None:
+    """NVRTC 12.3 ends an ``if constexpr`` that is not taken behind a pragma too late: without braces, what follows the
+    loop is lost with it."""
+    bare = re.compile(r"if constexpr [^\n;{]*\n *#pragma")
+    assert bare.search("if constexpr (a)\n    #pragma unroll")
+    assert [path.name for path in compiler.KERNELS.glob("*.cu*") if bare.search(path.read_text())] == []
 
 
 ONCE, EVERY = "sm_90a", tuple(arch for arch in ARCHITECTURES if arch != "sm_90a")

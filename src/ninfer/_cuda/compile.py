@@ -119,6 +119,11 @@ def _nvrtc(name: str, *args: Any) -> Any:
 
 
 def _nvrtc_cubin(name: str, text: str, headers: dict[str, str], options: Sequence[str], arch: str) -> bytes:
+    known = _nvrtc("nvrtcGetSupportedArchs")
+    if int(arch[3:].rstrip("a")) not in known:
+        raise DeviceError(
+            f"{nvrtc_version()} compiles for sm_{min(known)} to sm_{max(known)}, not {arch}: {driver.EXTRAS}"
+        )
     include = [content.encode() for content in headers.values()]
     names = [file.encode() for file in headers]
     program = _nvrtc("nvrtcCreateProgram", text.encode(), f"{name}.cu".encode(), len(names), include, names)

@@ -75,9 +75,10 @@ template <int F, bool once> struct Feed {
 #pragma unroll
         for (int i = 0; i < loads; ++i) copy(stage + to + step * i * C::row, code[i], inside), code[i] += C::row;
         if constexpr (F == Q5) copy(stage + to_high, high[0], 64 * (lane % 2) < left), high[0] += 32;
-        if constexpr (F == Q6)
+        if constexpr (F == Q6) {
 #pragma unroll
             for (int h = 0; h < 2; ++h) copy(stage + to_high + 512 * h, high[h], 32 * (lane % 4) < left), high[h] += 64;
+        }
         if constexpr (F == NVFP4) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) copy4(stage + to_scale + 8 * i, scale + 1024 * i, 32 * (2 * i + lane / 16) < left ? 4 : 0);

@@ -213,12 +213,13 @@ template <int OWN> DEVICE void few(const Gdn& a) {
         const float* state = start == 0 ? nullptr : state_of(a, slot, head) + p.base;
         if (dk % 4 == 0 && dv % 4 == 0) load_state<true, true, OWN, rows>(room.state, state, dk, dv, p.own);
         else load_state<false, true, OWN, rows>(room.state, state, dk, dv, p.own);
-        if constexpr (half)
+        if constexpr (half) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int r = rows + i / 2 * 8 + lane % 4 * 2 + i % 2, c = 8 * warp + lane / 4;
                 if (state && r < dk && c < p.own) rest[i] = state[r * dv + c];
             }
+        }
         fetch(0, 1 - TAPS, 0);
         load_taps(taps[0], a, part, key * dk + own, own < dk);
         load_taps(taps[1], a, 2, p.value(a) + value, value < p.own);

@@ -37,12 +37,13 @@ template <int F> struct Group {
     DEVICE void load(const u8* stage, const u64 (&scales)[2], int u, int lane) {
         const int g = lane / 4, t = lane % 4;
         upper.load(stage, g, u, t), lower.load(stage, 8 + g, u, t);
-        if constexpr (Traits<F>::scaled)
+        if constexpr (Traits<F>::scaled) {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 const float one = from_half((u16)(scales[h] >> 16 * (F == Q8 ? 2 * u + t / 2 : u)));
                 scale[h] = pack(one, one);
             }
+        }
     }
 };
 
@@ -172,9 +173,10 @@ template <int N8> DEVICE void wide(const Stream& a) {
                         sync_warp();
                         stage = ring + current * bytes;
                         u64 scales[2] = {0, 0};
-                        if constexpr (Traits<F>::scaled)
+                        if constexpr (Traits<F>::scaled) {
 #pragma unroll
                             for (int h = 0; h < 2; ++h) scales[h] = *(const u64*)(stage + Chunk<F>::scale_offset + 8 * (8 * h + lane / 4));
+                        }
                         Group<F> group;
                         group.load(stage, scales, 0, lane);
                         const PanelAt columns = panel_at<N8>(x + current * room);
