@@ -347,7 +347,7 @@ def test_times_of_the_command_are_positive(option, capsys):
 
 
 @pytest.mark.parametrize(("seconds", "kept"), [(5.0, 5000), (math.inf, 2**31 - 1), (1e-9, 1)])
-def test_a_connection_ends_when_its_peer_takes_nothing(seconds, kept):
+def test_how_long_the_peer_of_a_connection_may_take_nothing(seconds, kept):
     with _listen("127.0.0.1", 0, seconds) as listening:
         assert listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == kept
 

@@ -35,7 +35,7 @@ KERNEL(route, Route, 128, 1) {
         for (int e = lane; e < experts; e += 32)
             if (left[e] > best) best = left[e], id = e;
         const u32 most = most_of_lanes(best);
-        id = least_of_lanes(best == most ? id : experts - 1);  // the last, where no logit is a number
+        id = least_of_lanes(best == most ? id : experts - 1);  // no id is above the last
         const float logit = from_ordinal(most);
         if (i == 0) top = logit;
         const float part = expf(logit - top);
